@@ -1,0 +1,1 @@
+"""noria: an LLM inference engine for XLA devices."""

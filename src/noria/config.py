@@ -1,0 +1,230 @@
+"""Every option there is: sampling parameters of a request, options of the engine, and the one check of both.
+
+Plain Python without jax, so that a bad option is named before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from noria.errors import ConfigError, RequestError
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+CacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one request is sampled and when it ends. Names and meanings are vLLM's.
+
+    Filters apply in the order temperature, top-k, top-p, min-p; tokens that tie with the last one kept are kept too.
+    Raises RequestError when a value is out of range or of the wrong type.
+    """
+
+    n: int = 1  # sequences to generate from the prompt
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 or -1: all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None  # None: unpredictable unless the engine has a seed
+    max_tokens: int | None = 16  # None: up to max_model_len
+    min_tokens: int = 0  # no stop token before so many were generated
+    stop: str | list[str] | tuple[str, ...] | None = None
+    stop_token_ids: list[int] | tuple[int, ...] | None = None
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        for field, kind in _hints(SamplingParams).items():
+            if not _is_a(getattr(self, field), kind):
+                raise RequestError(f"{field} must be {_describe(kind)}, not {getattr(self, field)!r}")
+        object.__setattr__(self, "stop", _as_tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
+        checks = (
+            (self.n >= 1, f"n must be at least 1, not {self.n}"),
+            (
+                math.isfinite(self.temperature) and self.temperature >= 0,
+                f"temperature must be a finite number of at least 0, not {self.temperature}",
+            ),
+            (self.top_k >= -1, f"top_k must be at least 1, or 0 or -1 for no limit, not {self.top_k}"),
+            (0 < self.top_p <= 1, f"top_p must be in (0, 1], not {self.top_p}"),
+            (0 <= self.min_p <= 1, f"min_p must be in [0, 1], not {self.min_p}"),
+            (
+                self.max_tokens is None or self.max_tokens >= 1,
+                f"max_tokens must be at least 1, or None for no limit, not {self.max_tokens}",
+            ),
+            (self.min_tokens >= 0, f"min_tokens must be at least 0, not {self.min_tokens}"),
+            (
+                self.max_tokens is None or self.min_tokens <= self.max_tokens,
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
+            ),
+            (
+                self.seed is None or -(2**63) <= self.seed < 2**64,
+                f"seed must fit 64 bits, not {self.seed}",
+            ),
+            (all(self.stop_strings), "stop must not contain an empty string"),
+        )
+        for good, message in checks:
+            if not good:
+                raise RequestError(message)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return typing.cast("tuple[str, ...]", self.stop)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """The facts of a model that options are checked against."""
+
+    max_position_embeddings: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Options of the engine; names are vLLM's where the meaning is the same. None means: chosen by `resolve`."""
+
+    model: str  # a folder, a .gguf file, a Hub id, or a name that `noria pull` knows
+    tokenizer: str | None = None  # a folder or file with another tokenizer than the model's own
+    revision: str | None = None  # of a Hub id
+    load_format: Literal["auto", "dummy"] = "auto"  # dummy: random weights, made from the config alone
+    dtype: Dtype = "auto"  # of weights and activations; auto: the checkpoint's, float32 for packed files on a CPU
+    seed: int | None = None  # of random weights and of requests that bring no seed of their own
+    device: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
+
+    max_model_len: int | None = None  # tokens of prompt and output together
+    max_num_seqs: int | None = None  # requests that run at the same time
+    max_num_batched_tokens: int | None = None  # tokens computed in one step
+    token_bucket_gap: int = 0  # 0: token buckets double; else they double up to it and then step by it
+    extra_token_buckets: tuple[int, ...] = ()
+
+    kv_cache_dtype: CacheDtype = "auto"  # auto: the dtype of the activations
+    block_size: int = 16  # tokens in a cache block
+    num_blocks_override: int | None = None  # size of the pool, instead of computing it from memory
+    memory_utilization: float = 0.9  # share of the device's memory the engine may take
+    kv_cache_memory_bytes: int | None = None  # upper bound of the pool; None on a CPU: 4 GiB
+    enable_prefix_caching: bool = True
+
+    attention_backend: Literal["auto", "reference", "xla"] = "auto"
+    compile_cache_dir: str | None = None  # "" turns the persistent compile cache off
+    compile_threads: int | None = None
+    strict_compile: bool = False  # raise when a compile happens after warm-up
+
+    def __post_init__(self) -> None:
+        for field, kind in _hints(EngineConfig).items():
+            value = getattr(self, field)
+            if field == "extra_token_buckets" and isinstance(value, list):
+                object.__setattr__(self, field, value := tuple(value))
+            if not _is_a(value, kind):
+                raise ConfigError(f"{field} must be {_describe(kind)}, not {value!r}")
+        positive = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks_override")
+        for name in (*positive, "kv_cache_memory_bytes", "compile_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        if self.token_bucket_gap < 0:
+            raise ConfigError(f"token_bucket_gap must be at least 0, not {self.token_bucket_gap}")
+        if any(size < 1 for size in self.extra_token_buckets):
+            raise ConfigError(f"extra_token_buckets must be positive sizes, not {self.extra_token_buckets}")
+        if not 0 < self.memory_utilization <= 1:
+            raise ConfigError(f"memory_utilization must be in (0, 1], not {self.memory_utilization}")
+
+    @classmethod
+    def from_options(cls, **options: Any) -> EngineConfig:
+        """Like the constructor, with a helpful error for an unknown option."""
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
+                raise ConfigError(f"unknown option {name}; {hint}")
+        return cls(**options)
+
+    def resolve(self, limits: ModelLimits, platform: str) -> EngineConfig:
+        """A copy in which every None that is a size has become a number, checked against each other and the model.
+
+        platform: "cpu", "gpu" or "tpu". Raises ConfigError.
+        """
+        on_cpu = platform == "cpu"
+        max_model_len = self.max_model_len or limits.max_position_embeddings
+        if max_model_len > limits.max_position_embeddings:
+            raise ConfigError(
+                f"max_model_len ({max_model_len}) exceeds the {limits.max_position_embeddings} positions "
+                "the model was made for; lower it"
+            )
+        max_num_seqs = self.max_num_seqs or (64 if on_cpu else 256)
+        budget = self.max_num_batched_tokens or max(512 if on_cpu else 2048, max_num_seqs)
+        if budget < max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({max_num_seqs}), so that every "
+                "running request can advance in each step; raise the one or lower the other"
+            )
+        return dataclasses.replace(
+            self,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            compile_threads=self.compile_threads or min(8, os.cpu_count() or 1),
+            compile_cache_dir=str(cache_home() / "programs") if self.compile_cache_dir is None else self.compile_cache_dir,
+        )
+
+
+def cache_home() -> Path:
+    """Where models and compiled programs are kept: $NORIA_HOME, or noria/ in the user's cache folder."""
+    if home := os.environ.get("NORIA_HOME"):
+        return Path(home)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noria"
+
+
+def _as_tuple(stop: str | list[str] | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """Whether `value` is of the annotated type `kind`; an int counts as a float, a bool never as a number."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(_is_a(value, arg) for arg in args)
+    if origin is Literal:
+        return value in args
+    if origin in (list, tuple):
+        return isinstance(value, origin) and all(_is_a(item, args[0]) for item in value)
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _describe(kind: Any) -> str:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_describe(arg) for arg in args)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, args))
+    if origin in (list, tuple):
+        return f"a {origin.__name__} of {_describe(args[0])}"
+    return {int: "an integer", float: "a number", str: "a string", bool: "true or false", type(None): "None"}.get(
+        kind, getattr(kind, "__name__", str(kind))
+    )

@@ -1,0 +1,96 @@
+"""The request state machine (host side, plain Python)."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from dataclasses import dataclass, field
+
+from noria.config import SamplingParams
+
+
+class RequestStatus(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"  # an end-of-sequence or stop token, or a stop string
+    LENGTH = "length"  # max_tokens or max_model_len
+    ABORT = "abort"  # the caller gave up
+    ERROR = "error"  # this request alone failed
+
+
+def derive_seed(seed: int, index: int = 0) -> int:
+    """The 64-bit random key of the `index`-th sequence of a request (`n > 1`) whose user-visible seed is `seed`.
+
+    Every bit of the result depends on both arguments, so neighbouring seeds give unrelated streams.
+    """
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One sequence: prompt, what was generated, and how much of it the KV cache holds.
+
+    There is no prefill phase and no decode phase: each step lets `num_computed_tokens` catch up with `num_tokens`.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    key: int  # 64-bit random key, see derive_seed
+    stop_token_ids: frozenset[int] = frozenset()  # end-of-sequence (unless ignored) and the request's own
+    cache_salt: str | None = None  # keeps prefix-cache entries of tenants apart
+    priority: int = 0
+    arrival: int = 0  # running number, set by the scheduler
+
+    token_ids: list[int] = field(default_factory=list)  # prompt + output
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
+    num_preemptions: int = 0
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop token or stop string that ended it
+    block_hashes: list[bytes] = field(default_factory=list)  # of full blocks of token_ids; filled by `cache`
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[len(self.prompt_token_ids) :]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+    def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        self.status = RequestStatus.FINISHED
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+
+    def append(self, token_id: int, max_model_len: int) -> None:
+        """Takes a sampled token and finishes the request when the token or a length limit ends it."""
+        params = self.sampling_params
+        self.token_ids.append(token_id)
+        generated = self.num_output_tokens
+        if generated >= params.min_tokens and token_id in self.stop_token_ids:
+            self.finish(FinishReason.STOP, token_id)
+        elif self.num_tokens >= max_model_len or (params.max_tokens is not None and generated >= params.max_tokens):
+            self.finish(FinishReason.LENGTH)

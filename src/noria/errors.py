@@ -1,0 +1,25 @@
+"""Errors a user can cause. The command line prints them as one line, without a traceback."""
+
+
+class NoriaError(Exception):
+    """Base class: the message names what is wrong and what to do instead."""
+
+
+class ConfigError(NoriaError, ValueError):
+    """An engine option, or a combination of options, that cannot work. Raised at start."""
+
+
+class RequestError(NoriaError, ValueError):
+    """A request that cannot be served. Raised at admission; touches no other request."""
+
+
+class WeightsError(NoriaError):
+    """A model file is missing, truncated, or of a kind that is not supported."""
+
+
+class CompileError(NoriaError):
+    """A shape that warm-up did not compile was asked for while `strict_compile` is on."""
+
+
+class EngineDeadError(NoriaError):
+    """The engine loop ended with an error; no request can be served."""

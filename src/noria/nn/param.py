@@ -1,0 +1,76 @@
+"""The declaration of a weight: one place that gives its shape, random values, sharding axes and checkpoint name.
+
+A model's weights are nested dataclasses (registered pytrees). The same dataclass holds `Param` leaves when it is a
+declaration, `jax.ShapeDtypeStruct` leaves when abstract, and arrays when loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Param:
+    """shape and logical axes go together; the first axis is "layers" when the weights of all layers are stacked.
+
+    source: name of the tensor in a Hugging Face checkpoint. "{layer}" in it stands for the index along the first axis:
+    the tensor of each layer is read into its own slice.
+    dtype: None means the dtype of the model; norms that must stay exact may name their own.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    source: str
+    init: Literal["normal", "zeros", "ones"] = "normal"
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != len(self.axes):
+            raise ValueError(f"{self.source}: shape {self.shape} and axes {self.axes} differ in length")
+
+    @property
+    def stacked(self) -> bool:
+        return "{layer}" in self.source
+
+    def numpy_dtype(self, default: str) -> np.dtype:
+        return np.dtype(jnp.dtype(self.dtype or default))
+
+
+def is_param(leaf: Any) -> bool:
+    return isinstance(leaf, Param)
+
+
+def map_params(function: Callable[[Param], Any], declaration: Any) -> Any:
+    """The pytree of the declaration with every Param replaced by function(param)."""
+    return jax.tree.map(function, declaration, is_leaf=is_param)
+
+
+def abstract_params(declaration: Any, dtype: str) -> Any:
+    return map_params(lambda p: jax.ShapeDtypeStruct(p.shape, p.numpy_dtype(dtype)), declaration)
+
+
+def param_bytes(declaration: Any, dtype: str) -> int:
+    leaves = jax.tree.leaves(declaration, is_leaf=is_param)
+    return sum(math.prod(p.shape) * p.numpy_dtype(dtype).itemsize for p in leaves)
+
+
+def random_params(declaration: Any, dtype: str, seed: int) -> Any:
+    """Random weights of the declared shapes, the same for the same seed on every device (made by numpy on the host)."""
+    leaves, treedef = jax.tree.flatten(declaration, is_leaf=is_param)
+    arrays = []
+    for index, param in enumerate(leaves):
+        kind = param.numpy_dtype(dtype)
+        if param.init == "normal":
+            fan_in = param.shape[-1]
+            values = np.random.default_rng((seed, index)).standard_normal(param.shape, np.float32)
+            arrays.append(jnp.asarray((values / math.sqrt(fan_in)).astype(kind)))
+        else:
+            arrays.append(jnp.full(param.shape, 1 if param.init == "ones" else 0, kind))
+    return jax.tree.unflatten(treedef, arrays)

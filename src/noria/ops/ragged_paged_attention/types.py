@@ -1,0 +1,81 @@
+"""What the attention op works on: the paged cache and the ragged batch of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+from jax import tree_util
+
+CACHE_DTYPES: Mapping[str, jnp.dtype] = MappingProxyType(
+    {
+        "float32": jnp.dtype(jnp.float32),
+        "bfloat16": jnp.dtype(jnp.bfloat16),
+        "float16": jnp.dtype(jnp.float16),
+        "fp8_e4m3": jnp.dtype(jnp.float8_e4m3fn),
+        "fp8_e5m2": jnp.dtype(jnp.float8_e5m2),
+        "int8": jnp.dtype(jnp.int8),
+    }
+)
+
+
+@tree_util.register_dataclass
+@dataclass(frozen=True)
+class KVCache:
+    """The paged cache of all layers: layer slot s keeps block b in row s * num_blocks + b. Block 0 is never read.
+
+    data: [slots * num_blocks, block_size, kv_heads, 2, head_dim]; index 0 of the axis of length 2 is keys, 1 is values.
+    scale: float32 [slots * num_blocks, block_size, kv_heads, 2] for int8 (one scale per token and head), else None.
+    """
+
+    data: jax.Array
+    scale: jax.Array | None = None
+
+    @property
+    def block_size(self) -> int:
+        return self.data.shape[1]
+
+    @staticmethod
+    def abstract(rows: int, block_size: int, kv_heads: int, head_dim: int, dtype: str) -> KVCache:
+        """The shapes (jax.ShapeDtypeStruct) of a cache; dtype is a key of CACHE_DTYPES."""
+        shape = (rows, block_size, kv_heads, 2, head_dim)
+        scale = jax.ShapeDtypeStruct(shape[:-1], jnp.float32) if dtype == "int8" else None
+        return KVCache(jax.ShapeDtypeStruct(shape, CACHE_DTYPES[dtype]), scale)  # pyright: ignore[reportArgumentType]
+
+    @staticmethod
+    def bytes_per_block(block_size: int, kv_heads: int, head_dim: int, dtype: str) -> int:
+        """Bytes of one block in one layer slot."""
+        scale = 4 if dtype == "int8" else 0
+        return block_size * kv_heads * 2 * (head_dim * CACHE_DTYPES[dtype].itemsize + scale)
+
+
+@tree_util.register_dataclass
+@dataclass(frozen=True)
+class RaggedBatch:
+    """The requests of one step, decode rows (one token each) first, then prefill rows. T tokens, R rows, both padded.
+
+    Row r owns tokens query_start[r] : query_start[r + 1]; they are its last ones, at positions seq_lens[r] - n and up.
+    """
+
+    token_rows: jax.Array  # [T] int32: row of each token; R for padding
+    positions: jax.Array  # [T] int32: position of each token in its sequence; 0 for padding
+    query_start: jax.Array  # [R + 1] int32: running sum of tokens; the tail repeats the total
+    seq_lens: jax.Array  # [R] int32: computed + scheduled tokens; 0 for padding
+    block_tables: jax.Array  # [G, R, B] int32: blocks of each cache group; 0 where there is none
+    distribution: jax.Array  # [3] int32: end of decode rows, end of fixed-size prefill rows, end of all rows
+
+
+@tree_util.register_dataclass
+@dataclass(frozen=True)
+class LayerAddress:
+    """Where a layer's cache lies and how far it sees. Scalars, so that a scan over layers can carry them."""
+
+    group: jax.Array  # int32: cache group, an index into RaggedBatch.block_tables
+    offset: jax.Array  # int32: slot * num_blocks, added to every block id
+    window: jax.Array  # int32: a token sees itself and window - 1 tokens before; FULL_ATTENTION for all
+
+
+FULL_ATTENTION = 2**30  # a window longer than any sequence

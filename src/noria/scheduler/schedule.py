@@ -1,0 +1,57 @@
+"""What the scheduler decides for one step: the only thing the model runner is told.
+
+The shape follows what vLLM's scheduler emits, so that either can drive the runner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from noria.cache.layout import BlockIds
+from noria.config import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request the runner has never seen (or was told to forget)."""
+
+    request_id: str
+    token_ids: list[int]  # prompt (and any output it already has)
+    sampling_params: SamplingParams
+    key: int
+    num_prompt_tokens: int
+    num_computed_tokens: int  # found in the prefix cache
+    block_ids: BlockIds  # all blocks that cover computed + scheduled tokens
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRequest:
+    """A request the runner knows. `resumed`: it was preempted, so `block_ids` and `token_ids` replace what it had."""
+
+    request_id: str
+    num_computed_tokens: int
+    new_block_ids: BlockIds  # to append; the whole table when resumed
+    resumed: bool = False
+    token_ids: list[int] | None = None  # only when resumed
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One step. Apply in this order: finished, preempted, new, cached."""
+
+    new_requests: tuple[NewRequest, ...] = ()
+    cached_requests: tuple[CachedRequest, ...] = ()
+    num_scheduled_tokens: dict[str, int] = field(default_factory=dict)  # request id -> tokens (>= 1)
+    finished_ids: tuple[str, ...] = ()  # since the last step: the runner forgets them
+    preempted_ids: tuple[str, ...] = ()  # lost their blocks; remembered for a resume
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        return sum(self.num_scheduled_tokens.values())
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step yields per request, on the host: the tokens sampled (empty while the prompt is unfinished)."""
+
+    sampled_token_ids: dict[str, list[int]]

@@ -1,0 +1,289 @@
+"""Which requests advance by how many tokens in a step.
+
+There are no phases. Each step lets the computed tokens of the requests catch up with the tokens they have, the running
+ones first, within a budget of tokens; a prompt longer than what is left of it is computed in chunks. When the cache
+runs out of blocks the request that comes last gives its own back and starts over later (recompute), so the first one
+always advances and every request ends.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from noria.cache.layout import blocks_for_request
+from noria.cache.paged_cache import CacheStats, PagedCache
+from noria.engine.request import FinishReason, Request, RequestStatus
+from noria.errors import ConfigError, RequestError
+from noria.scheduler.policy import Policy, WaitingQueue, order_key
+from noria.scheduler.schedule import CachedRequest, NewRequest, Schedule, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    num_running: int
+    num_waiting: int  # preempted ones included
+    num_preemptions: int  # since the start
+    cache: CacheStats
+
+
+@dataclass(slots=True)
+class _Step:
+    """A Schedule in the making."""
+
+    budget: int  # tokens that may still be scheduled
+    new: list[NewRequest] = field(default_factory=list)
+    cached: list[CachedRequest] = field(default_factory=list)
+    num_tokens: dict[str, int] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)  # as in num_tokens
+    preempted: list[str] = field(default_factory=list)
+
+    def take(self, request: Request, num_tokens: int) -> None:
+        self.num_tokens[request.request_id] = num_tokens
+        self.requests.append(request)
+        self.budget -= num_tokens
+
+
+class Scheduler:
+    """Owns the queues and, through `cache`, the blocks. The loop is: schedule(), run the step, update()."""
+
+    def __init__(
+        self,
+        cache: PagedCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        policy: Policy = "fcfs",
+    ) -> None:
+        """Raises ConfigError when the cache cannot hold one request of max_model_len tokens."""
+        chunk = min(max_num_batched_tokens, max_model_len)
+        needed = blocks_for_request(cache.layout, max_model_len, cache.block_size, chunk)
+        if needed > cache.num_usable_blocks:
+            raise ConfigError(
+                f"the cache has {cache.num_usable_blocks} blocks, but one request of max_model_len ({max_model_len}) "
+                f"tokens needs {needed}; lower max_model_len or give the cache more memory"
+            )
+        self.cache = cache
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_model_len = max_model_len
+        self._max_chunk = chunk
+        self._order = order_key(policy)
+        self._requests: dict[str, Request] = {}  # all unfinished ones
+        self._waiting = WaitingQueue(self._order)
+        self._running: list[Request] = []  # in the order of the policy
+        self._known: set[str] = set()  # ids whose state the runner keeps
+        self._finished_ids: list[str] = []  # known ones that ended since the last step
+        self._in_flight: tuple[Schedule, list[Request]] | None = None
+        self._num_arrivals = 0
+        self._num_preemptions = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(self.num_running, self.num_waiting, self._num_preemptions, self.cache.stats)
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises RequestError when its id is in use or it does not fit into max_model_len."""
+        if request.request_id in self._requests:
+            raise RequestError(f"request id {request.request_id} is in use; choose another or abort that request first")
+        if not 0 < request.num_tokens < self._max_model_len:
+            raise RequestError(
+                f"request {request.request_id}: the prompt has {request.num_tokens} tokens; it must have at least 1 "
+                f"and fewer than max_model_len ({self._max_model_len})"
+            )
+        request.arrival = self._num_arrivals
+        self._num_arrivals += 1
+        self._requests[request.request_id] = request
+        self._waiting.push(request)
+
+    def abort(self, request_ids: Iterable[str]) -> list[Request]:
+        """Ends requests in whatever state, also while a step is in flight, and returns them. Ignores unknown ids.
+
+        The finish reason becomes ABORT, unless the caller has finished the request already (for a stop string, say).
+        """
+        aborted = []
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is None:
+                continue
+            if self.cache.has_table(request_id):
+                self._running.remove(request)
+            else:
+                self._waiting.remove(request)
+            if not request.is_finished:
+                request.finish(FinishReason.ABORT)
+            self._forget(request)
+            aborted.append(request)
+        return aborted
+
+    def _forget(self, request: Request) -> None:
+        """Of a finished request that is out of both queues."""
+        request_id = request.request_id
+        del self._requests[request_id]
+        if self.cache.has_table(request_id):
+            self.cache.free(request)
+        if request_id in self._known:
+            self._known.remove(request_id)
+            self._finished_ids.append(request_id)
+
+    def schedule(self) -> Schedule:
+        """The next step. Empty (no tokens) only when there is no unfinished request.
+
+        Finished ids wait for the next step that has tokens, so an empty Schedule need not be run or reported.
+        Raises RuntimeError when the step before was not reported to update() yet.
+        """
+        if self._in_flight is not None:
+            raise RuntimeError("schedule() was called before the last step was reported to update()")
+        step = _Step(self._max_num_batched_tokens)
+        self._schedule_running(step)
+        if not step.preempted:
+            self._schedule_waiting(step)
+        if not step.requests:
+            return Schedule()
+        schedule = Schedule(
+            new_requests=tuple(step.new),
+            cached_requests=tuple(step.cached),
+            num_scheduled_tokens=step.num_tokens,
+            finished_ids=tuple(self._finished_ids),
+            preempted_ids=tuple(step.preempted),
+        )
+        self._finished_ids.clear()
+        self._in_flight = (schedule, step.requests)
+        return schedule
+
+    def _schedule_running(self, step: _Step) -> None:
+        """The running requests are kept in order, so a victim (the last) was never scheduled in this step before."""
+        allocate, index = self.cache.allocate, 0
+        while index < len(self._running) and step.budget:
+            request = self._running[index]
+            num_tokens = min(len(request.token_ids) - request.num_computed_tokens, step.budget)
+            while (new_block_ids := allocate(request, num_tokens)) is None:
+                victim = self._running.pop()
+                self._preempt(victim, step)
+                if victim is request:
+                    return
+            step.cached.append(CachedRequest(request.request_id, request.num_computed_tokens, new_block_ids))
+            step.take(request, num_tokens)
+            index += 1
+
+    def _preempt(self, request: Request, step: _Step) -> None:
+        self.cache.free(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self._num_preemptions += 1
+        self._waiting.push(request)
+        step.preempted.append(request.request_id)
+
+    def _schedule_waiting(self, step: _Step) -> None:
+        """Strictly in order: a request that finds no room holds up those behind it, so that none waits forever."""
+        while step.budget and len(self._running) < self._max_num_seqs:
+            request = self._waiting.peek()
+            if request is None:
+                return
+            hit = self.cache.lookup(request)
+            num_tokens = min(request.num_tokens - hit.num_tokens, step.budget)
+            if (block_ids := self.cache.admit(request, hit, num_tokens, self._max_chunk)) is None:
+                return
+            self._waiting.remove(request)
+            bisect.insort(self._running, request, key=self._order)
+            if request.num_preemptions == 0:
+                request.num_cached_tokens = hit.num_tokens
+            request.num_computed_tokens = hit.num_tokens
+            request.status = RequestStatus.RUNNING
+            if request.request_id in self._known:
+                step.cached.append(
+                    CachedRequest(
+                        request.request_id, hit.num_tokens, block_ids, resumed=True, token_ids=list(request.token_ids)
+                    )
+                )
+            else:
+                step.new.append(_new_request(request, block_ids))
+                self._known.add(request.request_id)
+            step.take(request, num_tokens)
+
+    def update(self, schedule: Schedule, result: StepResult) -> list[tuple[Request, list[int]]]:
+        """Takes what a step yielded; returns the requests that got tokens, with these. Finished ones are freed.
+
+        Tokens of a request whose prompt is not yet computed are dropped, as are results of requests that were aborted
+        since the schedule, even when their id has come back. Raises RuntimeError when `schedule` is not the one in
+        flight, or when a request that is due for a token got none.
+        """
+        if not schedule.num_scheduled_tokens:
+            return []
+        if self._in_flight is None or self._in_flight[0] is not schedule:
+            raise RuntimeError("update() was called with a schedule that is not in flight")
+        requests, self._in_flight = self._in_flight[1], None
+        outputs, any_finished = [], False
+        for request in requests:
+            if request.is_finished:
+                continue
+            request.num_computed_tokens += schedule.num_scheduled_tokens[request.request_id]
+            if request.num_computed_tokens == len(request.token_ids):
+                outputs.append((request, self._append(request, result)))
+            self.cache.commit(request)
+            if request.is_finished:
+                any_finished = True
+                self._forget(request)
+        if any_finished:
+            self._running = [request for request in self._running if not request.is_finished]
+        return outputs
+
+    def _append(self, request: Request, result: StepResult) -> list[int]:
+        """The tokens taken: all that were sampled, or those up to the one that ends the request."""
+        taken = []
+        for token_id in result.sampled_token_ids.get(request.request_id, ()):
+            request.append(token_id, self._max_model_len)
+            taken.append(token_id)
+            if request.is_finished:
+                break
+        if not taken:
+            raise RuntimeError(f"the step yielded no token for request {request.request_id}, which was due for one")
+        return taken
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError when queues, cache and pool do not agree, or blocks are lost while nothing runs."""
+        self.cache.check_integrity()
+        waiting = list(self._waiting)
+        if {r.request_id for r in (*self._running, *waiting)} != set(self._requests):
+            raise RuntimeError("the queues do not hold exactly the unfinished requests")
+        if len(self._running) + len(waiting) != len(self._requests):
+            raise RuntimeError("a request is in both queues")
+        if sorted(self._running, key=self._order) != self._running or len(self._running) > self._max_num_seqs:
+            raise RuntimeError("the running requests are too many or out of order")
+        if any(r.status is not RequestStatus.RUNNING for r in self._running):
+            raise RuntimeError("a running request has another status")
+        if any(r.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for r in waiting):
+            raise RuntimeError("a waiting request has another status")
+        if self.cache.num_tables != len(self._running) or not all(
+            self.cache.has_table(r.request_id) for r in self._running
+        ):
+            raise RuntimeError("the block tables are not those of the running requests")
+        if not self._running and self.cache.stats.num_free != self.cache.num_usable_blocks:
+            raise RuntimeError(f"blocks are lost: {self.cache.stats}")
+
+
+def _new_request(request: Request, block_ids: tuple[list[int], ...]) -> NewRequest:
+    return NewRequest(
+        request_id=request.request_id,
+        token_ids=list(request.token_ids),
+        sampling_params=request.sampling_params,
+        key=request.key,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        block_ids=block_ids,
+    )

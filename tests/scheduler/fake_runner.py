@@ -1,0 +1,142 @@
+"""A runner without a model: it believes schedules only, and checks that the cache holds what a model would read.
+
+The "key and value" of a position is a digest of all tokens up to it, as the real ones are a function of them, and of
+the request's random key, which stands for the cache salt here: tests give the same to requests that may share content.
+The next token is a function of the digest read back from the cache, so the output of a request is known beforehand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from noria.cache.layout import CacheLayout
+from noria.scheduler.schedule import Schedule, StepResult
+
+VOCABULARY = 50
+
+
+def chain(before: bytes, token_id: int) -> bytes:
+    return hashlib.blake2b(before + token_id.to_bytes(4, "little"), digest_size=8).digest()
+
+
+def sample(content: bytes) -> int:
+    return content[0] % VOCABULARY
+
+
+def contents(token_ids: list[int], key: int = 0) -> list[bytes]:
+    """What the cache must hold at each position."""
+    result, last = [], key.to_bytes(8, "little")
+    for token_id in token_ids:
+        result.append(last := chain(last, token_id))
+    return result
+
+
+def expected_tokens(prompt: list[int], count: int, key: int = 0) -> list[int]:
+    last, tokens = contents(prompt, key)[-1], []
+    for _ in range(count):
+        tokens.append(sample(last))
+        last = chain(last, tokens[-1])
+    return tokens
+
+
+@dataclass
+class Row:
+    key: int
+    token_ids: list[int]
+    tables: list[list[int]] | None  # None while preempted
+
+
+class FakeRunner:
+    def __init__(self, layout: CacheLayout, num_blocks: int, block_size: int) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.rows: dict[str, Row] = {}
+        self.cache: dict[tuple[int, int], tuple[int, bytes]] = {}  # (block, offset) -> (group, content)
+
+    def step(self, schedule: Schedule) -> StepResult:
+        computed = self._apply(schedule)
+        assert computed.keys() == schedule.num_scheduled_tokens.keys()
+        spans = {
+            request_id: range(start, start + schedule.num_scheduled_tokens[request_id])
+            for request_id, start in computed.items()
+        }
+        # What was computed before must be there before this step writes: no reading of blocks that are in the making.
+        for request_id, span in spans.items():
+            self._check_reads(request_id, span.start, span.start)
+        written: set[tuple[int, int]] = set()
+        for request_id, span in spans.items():
+            self._write(request_id, span, written)
+        sampled = {}
+        for request_id, span in spans.items():
+            for position in span:
+                self._check_reads(request_id, position, position + 1)
+            row = self.rows[request_id]
+            if span.stop == len(row.token_ids):
+                assert row.tables is not None
+                block = row.tables[0][(span.stop - 1) // self.block_size]
+                sampled[request_id] = [sample(self.cache[block, (span.stop - 1) % self.block_size][1])]
+                row.token_ids.append(sampled[request_id][0])
+        return StepResult(sampled)
+
+    def _apply(self, schedule: Schedule) -> dict[str, int]:
+        """Finished, preempted, new, cached; returns the computed tokens of the scheduled requests."""
+        computed = {}
+        for request_id in schedule.finished_ids:
+            del self.rows[request_id]  # KeyError: reported twice, or never seen
+        for request_id in schedule.preempted_ids:
+            assert self.rows[request_id].tables is not None
+            self.rows[request_id].tables = None
+        for new in schedule.new_requests:
+            assert new.request_id not in self.rows
+            assert 0 < new.num_prompt_tokens <= len(new.token_ids)
+            self.rows[new.request_id] = Row(new.key, list(new.token_ids), self._tables(new.block_ids))
+            computed[new.request_id] = new.num_computed_tokens
+        for cached in schedule.cached_requests:
+            row = self.rows[cached.request_id]
+            if cached.resumed:
+                assert row.tables is None
+                assert cached.token_ids is not None
+                assert cached.token_ids == row.token_ids
+                row.token_ids = list(cached.token_ids)
+                row.tables = self._tables(cached.new_block_ids)
+            else:
+                assert row.tables is not None
+                assert cached.token_ids is None
+                for table, blocks in zip(row.tables, cached.new_block_ids, strict=True):
+                    assert 0 not in blocks
+                    table.extend(blocks)
+            computed[cached.request_id] = cached.num_computed_tokens
+        return computed
+
+    def _tables(self, block_ids: tuple[list[int], ...]) -> list[list[int]]:
+        assert len(block_ids) == self.layout.num_groups
+        assert all(0 <= block < self.num_blocks for blocks in block_ids for block in blocks)
+        return [list(blocks) for blocks in block_ids]
+
+    def _write(self, request_id: str, span: range, written: set[tuple[int, int]]) -> None:
+        row = self.rows[request_id]
+        assert row.tables is not None
+        assert len(span) > 0
+        assert span.stop <= len(row.token_ids)
+        right = contents(row.token_ids[: span.stop], row.key)
+        for group, table in enumerate(row.tables):
+            for position in span:
+                place = table[position // self.block_size], position % self.block_size
+                assert place[0] != 0, "a token would be written to the null block"
+                assert place not in written, "two tokens would be written to one place"
+                written.add(place)
+                self.cache[place] = (group, right[position])
+
+    def _check_reads(self, request_id: str, position: int, stop: int) -> None:
+        """That the query at `position` finds the right content before `stop`, as far as it sees."""
+        row = self.rows[request_id]
+        assert row.tables is not None
+        right = contents(row.token_ids[:stop], row.key)
+        for group, (spec, table) in enumerate(zip(self.layout.groups, row.tables, strict=True)):
+            oldest = 0 if spec.window is None else max(0, position - spec.window + 1)
+            for past in range(oldest, stop):
+                block = table[past // self.block_size]
+                assert block != 0, f"{request_id} would read the null block at {past} in group {group}"
+                assert self.cache[block, past % self.block_size] == (group, right[past])

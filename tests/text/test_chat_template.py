@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noria.errors import RequestError
+from noria.text.chat import encode_chat, render_chat
+from noria.text.tokenizer import load_tokenizer
+
+USER = [{"role": "user", "content": "Hi"}]
+
+
+def test_messages_become_a_prompt(byte_level_folder: Path) -> None:
+    tokenizer = load_tokenizer(byte_level_folder)
+    prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert render_chat(tokenizer, USER) == prompt
+    assert render_chat(tokenizer, USER, add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
+    assert encode_chat(tokenizer, USER) == tokenizer.encode(prompt)
+
+
+def test_a_chat_prompt_has_one_beginning_of_sequence(metaspace_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(metaspace_folder, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.encode("the").count(1) == 1
+    assert encode_chat(tokenizer, [{"role": "user", "content": "the"}]) == tokenizer.encode("the")
+
+
+def test_blocks_are_trimmed_and_loops_have_controls() -> None:
+    template = """
+        {%- for message in messages %}
+            {%- if loop.first %}{% continue %}{% endif %}
+            {%- if message.role == 'stop' %}{% break %}{% endif %}
+    {{- message.content }}
+    {% endfor %}"""
+    roles = ["system", "user", "user", "stop", "user"]
+    messages = [{"role": role, "content": str(index)} for index, role in enumerate(roles)]
+    assert render_chat(template, messages) == "1\n2\n"
+
+
+def test_a_block_on_its_own_line_leaves_no_line() -> None:
+    assert render_chat("a\n   {% if true %}\nb\n   {% endif %}\nc", USER) == "a\nb\nc"
+
+
+def test_generation_blocks_are_only_marks() -> None:
+    template = "{% set x = 'out' %}{% generation %}{% set x = 'in' %}{{ x }}{% endgeneration %},{{ x }}"
+    assert render_chat(template, USER) == "in,out"
+
+
+def test_json_is_not_escaped_for_html() -> None:
+    tools = [{"name": "f", "description": "a < b & 'c' \u00e9"}]
+    assert render_chat("{{ tools | tojson }}", USER, tools=tools) == json.dumps(tools, ensure_ascii=False)
+    assert render_chat("{{ tools | tojson(indent=2) }}", USER, tools=tools) == json.dumps(
+        tools, ensure_ascii=False, indent=2
+    )
+
+
+def test_a_template_knows_the_date() -> None:
+    assert render_chat("{{ strftime_now('%Y') }}", USER) in (
+        str(datetime.datetime.now().year),
+        str((datetime.datetime.now() - datetime.timedelta(minutes=1)).year),
+    )
+
+
+def test_extra_variables_reach_the_template() -> None:
+    template = "{{ enable_thinking }} {{ tools is none }} {{ documents is none }} {{ nothing_such }}"
+    assert render_chat(template, USER, enable_thinking=False) == "False True True "
+
+
+def test_a_template_for_tools_is_preferred_with_tools(byte_level_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(byte_level_folder, tmp_path / "model")
+    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.chat_template == "plain"
+    assert render_chat(tokenizer, USER) == "plain"
+    assert render_chat(tokenizer, USER, tools=[{"name": "f"}]) == "tools"
+
+
+def test_gguf_templates(byte_level_metadata: dict[str, Any], write_gguf: Callable[..., Path]) -> None:
+    templates = {"tokenizer.chat_template": "{{ eos_token }}", "tokenizer.chat_template.tool_use": "tools"}
+    tokenizer = load_tokenizer(write_gguf(byte_level_metadata | templates))
+    assert render_chat(tokenizer, USER) == "<|im_end|>"
+    assert render_chat(tokenizer, USER, tools=[{"name": "f"}]) == "tools"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('roles must\n alternate') }}", "roles must alternate"),
+        ("{% if %}", "not valid"),
+        ("{{ messages[0].content.nothing.such }}", "no attribute 'nothing'"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "append.*unsafe"),
+        ("{% for i in range(10**9) %}{% endfor %}", "range"),
+    ],
+)
+def test_what_a_template_refuses_is_an_error_of_the_request_in_one_line(template: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as error:
+        render_chat(template, USER)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("messages", [[], "Hi", {"role": "user"}, ["Hi"], [{"content": "Hi"}], [{"role": 1}], None])
+def test_what_are_no_messages_is_refused(messages: Any) -> None:
+    with pytest.raises(RequestError, match="must be a"):
+        render_chat("{{ messages }}", messages)
+
+
+def test_a_model_without_a_template_names_the_fix(metaspace_folder: Path) -> None:
+    with pytest.raises(RequestError, match="no chat template; send a plain prompt"):
+        render_chat(load_tokenizer(metaspace_folder), USER)
