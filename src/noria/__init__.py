@@ -1,1 +1,33 @@
-"""noria: an LLM inference engine for XLA devices."""
+"""noria: an LLM inference engine for XLA devices.
+
+The public names are imported when they are first used, so that importing a room that is plain Python (the scheduler,
+the tokenizers) does not import jax.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from noria.config import EngineConfig, SamplingParams
+    from noria.engine.async_llm import AsyncLLM
+    from noria.engine.llm import LLM
+    from noria.engine.outputs import CompletionOutput, RequestOutput
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    home = {
+        "LLM": "engine.llm",
+        "AsyncLLM": "engine.async_llm",
+        "SamplingParams": "config",
+        "EngineConfig": "config",
+        "RequestOutput": "engine.outputs",
+        "CompletionOutput": "engine.outputs",
+    }.get(name)
+    if home is None:
+        raise AttributeError(f"module noria has no attribute {name}")
+    return getattr(importlib.import_module(f"noria.{home}"), name)

@@ -103,6 +103,7 @@ class EngineConfig:
 
     model: str  # a folder, a .gguf file, a Hub id, or a name that `noria pull` knows
     tokenizer: str | None = None  # a folder or file with another tokenizer than the model's own
+    skip_tokenizer_init: bool = False  # token ids in, token ids out: no tokenizer is needed
     revision: str | None = None  # of a Hub id
     load_format: Literal["auto", "dummy"] = "auto"  # dummy: random weights, made from the config alone
     dtype: Dtype = "auto"  # of weights and activations; auto: the checkpoint's, float32 for packed files on a CPU
@@ -121,6 +122,7 @@ class EngineConfig:
     memory_utilization: float = 0.9  # share of the device's memory the engine may take
     kv_cache_memory_bytes: int | None = None  # upper bound of the pool; None on a CPU: 4 GiB
     enable_prefix_caching: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"  # priority: the lower value of a request comes first
 
     attention_backend: Literal["auto", "reference", "xla"] = "auto"
     compile_cache_dir: str | None = None  # "" turns the persistent compile cache off
@@ -182,7 +184,9 @@ class EngineConfig:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             compile_threads=self.compile_threads or min(8, os.cpu_count() or 1),
-            compile_cache_dir=str(cache_home() / "programs") if self.compile_cache_dir is None else self.compile_cache_dir,
+            compile_cache_dir=str(cache_home() / "programs")
+            if self.compile_cache_dir is None
+            else self.compile_cache_dir,
         )
 
 

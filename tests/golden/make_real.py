@@ -1,13 +1,15 @@
 """Make the golden values of a real model in a GGUF file: greedy continuations of five prompts by two oracles.
 
     pip install torch transformers gguf accelerate
-    python tests/golden/make_real.py transformers smollm2 SmolLM2-135M-Instruct.Q4_1.gguf OUT.json
+    python tests/golden/make_real.py transformers smollm2 MODEL.gguf OUT.json
     pip install llama-cpp-python
-    python tests/golden/make_real.py llama.cpp smollm2 SmolLM2-135M-Instruct.Q4_1.gguf OUT.json
+    python tests/golden/make_real.py llama.cpp-float32 smollm2 DEQUANTIZED.gguf OUT.json
+    python tests/golden/make_real.py llama.cpp smollm2 MODEL.gguf OUT.json
 
-transformers dequantizes the weights and computes in float32: that is the truth. llama.cpp multiplies with activations
-rounded to 8 bits, so it shows that two independent programs agree on the model, up to near-ties. Each run writes its
-own part of OUT.json and keeps the other's; both must turn a prompt into the same token ids.
+transformers dequantizes the weights and computes in float32: that is the truth. llama.cpp on a copy of the file in
+float32 (dequantize_gguf.py) is an independent program that must say the same. On the packed file llama.cpp rounds the
+activations to 8 bits, and its tokens are kept to show how much that changes. Each run writes its own part of OUT.json
+and keeps the others'; all must turn a prompt into the same token ids.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import jinja2
 import numpy as np
 
 NEW_TOKENS = {"smollm2": 48, "gemma3": 24}
+ORACLES = {"transformers": "float32", "llama.cpp-float32": "llama_cpp_float32", "llama.cpp": "llama_cpp"}
 LONG_PROMPT = Path(__file__).with_name("long_prompt.txt")
 CODE = '''def is_prime(n: int) -> bool:
     """Whether n has no divisor other than 1 and itself."""
@@ -132,26 +135,25 @@ def llama_cpp_oracle(path: Path) -> Oracle:
 
 
 def compare(name: str, ours: dict[str, list[Any]], truth: dict[str, list[Any]]) -> str:
-    """Where llama.cpp leaves the float32 continuation, and how near a tie that was."""
+    """Where llama.cpp leaves the continuation of transformers, how near a tie that was, how far the gaps are apart."""
     for index, (a, b) in enumerate(zip(ours["token_ids"], truth["token_ids"], strict=True)):
         if a != b:
             gaps = f"gap {truth['gaps'][index]} in float32, {ours['gaps'][index]} in llama.cpp"
             return f"{name}: differ at token {index}: {gaps}, is the runner-up: {a == truth['runners_up'][index]}"
-    return f"{name}: equal, smallest gap {min(truth['gaps'])}"
+    apart = max(abs(a - b) for a, b in zip(ours["gaps"], truth["gaps"], strict=True))
+    return f"{name}: equal, smallest gap {min(truth['gaps'])}, gaps differ by {apart:.1e} at most"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("oracle", choices=("transformers", "llama.cpp"))
+    parser.add_argument("oracle", choices=tuple(ORACLES))
     parser.add_argument("model", choices=tuple(NEW_TOKENS))
     parser.add_argument("gguf", type=Path)
     parser.add_argument("out", type=Path)
     arguments = parser.parse_args()
     path = arguments.gguf.resolve()
-    part, make = {
-        "transformers": ("float32", transformers_oracle),
-        "llama.cpp": ("llama_cpp", llama_cpp_oracle),
-    }[arguments.oracle]
+    part = ORACLES[arguments.oracle]
+    make = transformers_oracle if part == "float32" else llama_cpp_oracle
     tokenize, start, template, tools = make(path)
     known = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     known_prompts = {prompt["name"]: prompt for prompt in known.get("prompts", ())}
@@ -163,14 +165,11 @@ def main() -> None:
         if before and (before["text"], before["token_ids"]) != (prompt["text"], prompt["token_ids"]):
             raise SystemExit(f"{prompt['name']}: other ids than before: {prompt['token_ids']}, {before['token_ids']}")
         found.append(before | prompt)
-        if "float32" in found[-1] and "llama_cpp" in found[-1]:
-            print(compare(prompt["name"], found[-1]["llama_cpp"], found[-1]["float32"]), flush=True)
-    result = {
-        "file": path.name,
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        "tools": known.get("tools", {}) | tools,
-        "prompts": found,
-    }
+        if part != "float32" and "float32" in before:
+            print(compare(prompt["name"], prompt[part], before["float32"]), flush=True)
+    result = known | {"tools": known.get("tools", {}) | tools, "prompts": found}
+    if part == "float32":
+        result |= {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, ensure_ascii=False) + "\n")
 

@@ -1,4 +1,4 @@
-"""The shared suite of the op: every back end against the reference, and the xla back end against itself, bit for bit."""
+"""The shared suite of the op: every back end against the reference, and the xla one against itself, bit for bit."""
 
 import functools
 
@@ -35,7 +35,7 @@ class World:
     def __init__(self, lengths, *, heads=6, kv_heads=2, head_dim=32, dtype="float32", cache_dtype="float32", seed=0):
         rng = np.random.default_rng(seed)
         self.lengths, self.dtype = lengths, jnp.dtype(dtype)
-        draw = lambda n, h: rng.standard_normal((n, h, head_dim), np.float32).astype(self.dtype)  # noqa: E731
+        draw = lambda n, h: rng.standard_normal((n, h, head_dim), np.float32).astype(self.dtype)
         self.q = [draw(n, heads) for n in lengths]
         self.k = [draw(n, kv_heads) for n in lengths]
         self.v = [draw(n, kv_heads) for n in lengths]
@@ -70,7 +70,7 @@ class World:
 
     def run(self, op, spans, num_tokens=64, num_rows=16, layer=None, **options):
         options.setdefault("scale", 0.2)
-        gather = lambda parts: np.concatenate(  # noqa: E731
+        gather = lambda parts: np.concatenate(
             [parts[s][first:end] for s, first, end in spans]
             + [np.ones((num_tokens - sum(e - f for _, f, e in spans), *parts[0].shape[1:]), self.dtype)]
         )
@@ -113,7 +113,7 @@ def test_equals_the_reference(backend, dtype, cache_dtype, window, soft_cap):
     results = []
     for op in (choose("reference"), choose(backend)):
         world = World(LENGTHS, dtype=dtype, cache_dtype=cache_dtype)
-        options = dict(layer=address(window), soft_cap=soft_cap)
+        options = {"layer": address(window), "soft_cap": soft_cap}
         prefill(world, choose("reference"), **options)
         results.append(world.run(op, MIX, **options))
     for expected, found in zip(*results):
@@ -156,7 +156,7 @@ def test_large_values_saturate_instead_of_overflowing():
 def test_a_token_does_not_depend_on_how_it_is_batched(heads, kv_heads, window):
     """Decode row or prefill row, alone or with others, in chunks or at once, any bucket: the same bits."""
     op, layer = choose("xla"), address(window)
-    shape = dict(heads=heads, kv_heads=kv_heads)
+    shape = {"heads": heads, "kv_heads": kv_heads}
     whole = World([150, 40, 90], **shape).run(op, [(0, 0, 150), (1, 0, 40), (2, 0, 90)], num_tokens=512, layer=layer)
     world = World([150, 40, 90], **shape)
     parts = [[], [], []]

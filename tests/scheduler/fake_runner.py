@@ -8,7 +8,7 @@ The next token is a function of the digest read back from the cache, so the outp
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from noria.cache.layout import CacheLayout
 from noria.scheduler.schedule import Schedule, StepResult
@@ -24,16 +24,8 @@ def sample(content: bytes) -> int:
     return content[0] % VOCABULARY
 
 
-def contents(token_ids: list[int], key: int = 0) -> list[bytes]:
-    """What the cache must hold at each position."""
-    result, last = [], key.to_bytes(8, "little")
-    for token_id in token_ids:
-        result.append(last := chain(last, token_id))
-    return result
-
-
 def expected_tokens(prompt: list[int], count: int, key: int = 0) -> list[int]:
-    last, tokens = contents(prompt, key)[-1], []
+    last, tokens = Row(key, prompt, None).right()[-1], []
     for _ in range(count):
         tokens.append(sample(last))
         last = chain(last, tokens[-1])
@@ -45,6 +37,14 @@ class Row:
     key: int
     token_ids: list[int]
     tables: list[list[int]] | None  # None while preempted
+    contents: list[bytes] = field(default_factory=list)
+
+    def right(self) -> list[bytes]:
+        """What the cache must hold for each of the tokens."""
+        for token_id in self.token_ids[len(self.contents) :]:
+            before = self.contents[-1] if self.contents else self.key.to_bytes(8, "little")
+            self.contents.append(chain(before, token_id))
+        return self.contents
 
 
 class FakeRunner:
@@ -99,7 +99,6 @@ class FakeRunner:
                 assert row.tables is None
                 assert cached.token_ids is not None
                 assert cached.token_ids == row.token_ids
-                row.token_ids = list(cached.token_ids)
                 row.tables = self._tables(cached.new_block_ids)
             else:
                 assert row.tables is not None
@@ -120,7 +119,7 @@ class FakeRunner:
         assert row.tables is not None
         assert len(span) > 0
         assert span.stop <= len(row.token_ids)
-        right = contents(row.token_ids[: span.stop], row.key)
+        right = row.right()
         for group, table in enumerate(row.tables):
             for position in span:
                 place = table[position // self.block_size], position % self.block_size
@@ -133,7 +132,7 @@ class FakeRunner:
         """That the query at `position` finds the right content before `stop`, as far as it sees."""
         row = self.rows[request_id]
         assert row.tables is not None
-        right = contents(row.token_ids[:stop], row.key)
+        right = row.right()
         for group, (spec, table) in enumerate(zip(self.layout.groups, row.tables, strict=True)):
             oldest = 0 if spec.window is None else max(0, position - spec.window + 1)
             for past in range(oldest, stop):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noria.config import SamplingParams
@@ -12,6 +12,7 @@ def make_request(arrival: int, priority: int) -> Request:
     return Request(str(arrival), [1], SamplingParams(), key=0, priority=priority, arrival=arrival)
 
 
+@settings(max_examples=40)
 @given(
     policy=st.sampled_from(["fcfs", "priority"]),
     priorities=st.lists(st.integers(-2, 2), max_size=12),

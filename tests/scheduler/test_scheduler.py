@@ -236,6 +236,31 @@ def test_priority_decides_who_waits_and_who_is_preempted() -> None:
     )
 
 
+def test_precedence_counts_from_the_moment_of_admission() -> None:
+    loop = Loop(num_blocks=9, budget=32, max_model_len=32, policy="priority")
+    loop.add("low", range(14), max_tokens=8, priority=2)
+    loop.step()
+    high = loop.add("high", range(20, 34), max_tokens=8, priority=1)
+    assert loop.step().num_scheduled_tokens == {"low": 1, "high": 14}
+    assert list(loop.step().num_scheduled_tokens) == ["high", "low"]
+    schedules = loop.finish()
+    assert [s.preempted_ids for s in schedules if s.preempted_ids] == [("low",)]
+    assert high.output_token_ids == expected_tokens(high.prompt_token_ids, 8)
+
+
+def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
+    loop = Loop(num_blocks=9, budget=32, max_model_len=32, policy="priority")
+    loop.add("high", range(16), max_tokens=3, priority=1)
+    loop.add("low", range(20, 36), max_tokens=3, priority=2)
+    loop.step()
+    loop.add("highest", [1], max_tokens=1, priority=0)  # would find room in the blocks of "low"
+    schedule = loop.step()
+    assert schedule.preempted_ids == ("low",)
+    assert schedule.num_scheduled_tokens == {"high": 1}
+    assert loop.step().num_scheduled_tokens == {"high": 1, "highest": 1}
+    loop.finish()
+
+
 def test_fcfs_ignores_priority() -> None:
     loop = Loop()
     loop.add("a", [1], priority=5)

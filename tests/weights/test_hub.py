@@ -185,7 +185,7 @@ def test_what_is_asked_of_the_hub(tmp_path, monkeypatch):
     assert calls[0][1]["revision"] == "v1"
     assert "*.safetensors" in calls[0][1]["allow_patterns"]
     assert not any("bin" in pattern for pattern in calls[0][1]["allow_patterns"])
-    assert calls[1][1] == {"revision": None, "allow_patterns": "m.gguf"}
+    assert calls[1][1] == {"revision": None, "allow_patterns": ["m.gguf"], "ignore_patterns": None}
 
 
 @pytest.mark.parametrize("model", PACKAGED, ids=lambda model: model.name)

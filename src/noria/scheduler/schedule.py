@@ -18,6 +18,7 @@ class NewRequest:
     request_id: str
     token_ids: list[int]  # prompt (and any output it already has)
     sampling_params: SamplingParams
+    stop_token_ids: frozenset[int]  # as in Request
     key: int
     num_prompt_tokens: int
     num_computed_tokens: int  # found in the prefix cache

@@ -282,6 +282,7 @@ def _new_request(request: Request, block_ids: tuple[list[int], ...]) -> NewReque
         request_id=request.request_id,
         token_ids=list(request.token_ids),
         sampling_params=request.sampling_params,
+        stop_token_ids=request.stop_token_ids,
         key=request.key,
         num_prompt_tokens=request.num_prompt_tokens,
         num_computed_tokens=request.num_computed_tokens,

@@ -24,7 +24,6 @@ END_TOKENS = (
     "<turn|>",
     "<|end|>",  # Phi
     "<｜end▁of▁sentence｜>",  # DeepSeek
-    "<|end▁of▁sentence|>",
     "</s>",  # Llama 2, Mistral
 )
 
@@ -136,3 +135,12 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if not path.exists():
         raise WeightsError(f"{path}: no such file or folder")
     raise WeightsError(f"{path} is no tokenizer; give a folder with tokenizer.json or a .gguf file")
+
+
+def no_tokenizer() -> Tokenizer:
+    """For an engine that speaks token ids only: refuses to encode, and every id stands for no text."""
+
+    def refuse(text: str) -> list[int]:
+        raise RequestError("there is no tokenizer (skip_tokenizer_init): give the prompt as token ids")
+
+    return Tokenizer(Vocabulary(encode_text=refuse, pieces=(), special_ids=frozenset()))

@@ -21,7 +21,7 @@ from noria.weights.packaged import PACKAGED, PackagedModel
 Progress = Callable[[int, int], None]  # (done bytes, total bytes)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/(.+\.gguf)")
-_HUB_PATTERNS = ("*.safetensors", "*.json", "tokenizer.model", "*.jinja")
+_HUB_PATTERNS: tuple[str, ...] = ("*.safetensors", "*.json", "tokenizer.model", "*.jinja")
 _CHUNK = 1 << 20
 
 
@@ -131,9 +131,11 @@ def _from_hub(repo: str, file: str | None, revision: str | None) -> Path:
     """A file of a repository on the Hub, or with None the folder of its weights, configuration and tokenizer."""
     import huggingface_hub  # takes a second, and most starts need nothing from the Hub
 
-    patterns = {"allow_patterns": file} if file else {"allow_patterns": list(_HUB_PATTERNS), "ignore_patterns": ["*/*"]}
+    wanted, unwanted = ([file], None) if file else (list(_HUB_PATTERNS), ["*/*"])  # no files of subfolders
     try:
-        folder = Path(huggingface_hub.snapshot_download(repo, revision=revision, **patterns))
+        folder = Path(
+            huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=unwanted)
+        )
     except Exception as error:  # whatever the network client of the installed version raises
         kind = type(error).__name__
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")

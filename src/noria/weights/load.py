@@ -52,9 +52,12 @@ def load_weights(
     return jax.tree.unflatten(treedef, arrays)
 
 
-def place_on(device: jax.Device | jax.sharding.Sharding) -> Callable[[np.ndarray, Param], jax.Array]:
-    """A `place` for load_weights: on a CPU the array takes over the buffer, elsewhere it is copied to the device."""
-    return lambda buffer, _: jax.device_put(buffer, device, may_alias=True)
+def place_on(target: Any) -> Callable[[np.ndarray, Param], jax.Array]:
+    """A `place` for load_weights. On a CPU the array takes over the buffer, elsewhere it is copied to the device.
+
+    target: a jax.Device or a jax.sharding.Sharding.
+    """
+    return lambda buffer, _: jax.device_put(buffer, target, may_alias=True)
 
 
 def empty_aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -1,0 +1,56 @@
+"""The fixed shapes everything is poured into, known before the first request."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from noria.config import EngineConfig
+
+MIN_TOKEN_BUCKET = 16
+MIN_REQUEST_BUCKET = 8
+
+
+def token_buckets(max_num_batched_tokens: int, gap: int = 0, extra: Iterable[int] = ()) -> tuple[int, ...]:
+    """From 16 doubling until the budget is covered (gap 0), or doubling up to `gap` and then in steps of it.
+
+    Only the last bucket may exceed the budget, by one rounding up. `extra` sizes are added where they fit below it.
+    """
+    sizes = [MIN_TOKEN_BUCKET]
+    while sizes[-1] < max_num_batched_tokens:
+        last = sizes[-1]
+        sizes.append(last * 2 if gap == 0 or last * 2 <= gap else last + gap)
+    return tuple(sorted({*sizes, *(size for size in extra if size < sizes[-1])}))
+
+
+def request_buckets(max_num_seqs: int) -> tuple[int, ...]:
+    """Powers of two from 8 up to max_num_seqs; the last one is max_num_seqs itself."""
+    sizes, size = [], MIN_REQUEST_BUCKET
+    while size < max_num_seqs:
+        sizes.append(size)
+        size *= 2
+    return (*sizes, max_num_seqs)
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Ascending sizes. tokens: of a step's forward pass; requests: of its head and sampler."""
+
+    tokens: tuple[int, ...]
+    requests: tuple[int, ...]
+
+    @staticmethod
+    def of(config: EngineConfig) -> Buckets:
+        """config: resolved."""
+        assert config.max_num_batched_tokens is not None and config.max_num_seqs is not None
+        tokens = token_buckets(config.max_num_batched_tokens, config.token_bucket_gap, config.extra_token_buckets)
+        return Buckets(tokens, request_buckets(config.max_num_seqs))
+
+
+def pick(sizes: tuple[int, ...], count: int) -> int:
+    """The first bucket that holds `count`. Raises ValueError when none does: the scheduler broke its budget."""
+    index = bisect_left(sizes, count)
+    if index == len(sizes):
+        raise ValueError(f"{count} does not fit the largest bucket, {sizes[-1]}")
+    return sizes[index]

@@ -1,0 +1,117 @@
+"""What one step uploads: two packed int32 buffers, and how both sides find their fields in them.
+
+One transfer instead of a dozen: each costs a fixed latency that a decode step cannot hide. Floats and 64-bit keys
+travel as their bits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def _views(buffer: Any, shapes: Shapes) -> dict[str, Any]:
+    """Slices of a flat buffer (numpy: views; traced: static slices) by name."""
+    views, start = {}, 0
+    for name, shape in shapes:
+        views[name] = buffer[start : start + math.prod(shape)].reshape(shape)
+        start += math.prod(shape)
+    return views
+
+
+def _size(shapes: Shapes) -> int:
+    return sum(math.prod(shape) for _, shape in shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """The sizes that an engine keeps for its whole life."""
+
+    num_rows: int  # R: max_num_seqs
+    num_groups: int  # G: cache groups
+    num_blocks: int  # B: entries of a block table, enough for max_model_len
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardInputs:
+    """int32 arrays of one forward pass (T tokens, R rows); padding as RaggedBatch says. Arrays of numpy or of jax."""
+
+    token_ids: Any  # [T]
+    positions: Any  # [T]
+    token_rows: Any  # [T]
+    query_start: Any  # [R + 1]
+    seq_lens: Any  # [R]
+    logit_rows: Any  # [R]: token whose hidden state each row samples from
+    block_tables: Any  # [G, R, B]
+    distribution: Any  # [3]
+
+    @staticmethod
+    def shapes(shape: BatchShape, num_tokens: int) -> Shapes:
+        rows = shape.num_rows
+        return (
+            ("token_ids", (num_tokens,)),
+            ("positions", (num_tokens,)),
+            ("token_rows", (num_tokens,)),
+            ("query_start", (rows + 1,)),
+            ("seq_lens", (rows,)),
+            ("logit_rows", (rows,)),
+            ("block_tables", (shape.num_groups, rows, shape.num_blocks)),
+            ("distribution", (3,)),
+        )
+
+    @classmethod
+    def allocate(cls, shape: BatchShape, num_tokens: int) -> tuple[np.ndarray, ForwardInputs]:
+        """A buffer of zeros and the inputs as views into it."""
+        buffer = np.zeros(_size(cls.shapes(shape, num_tokens)), np.int32)
+        return buffer, cls.unpack(buffer, shape, num_tokens)
+
+    @classmethod
+    def unpack(cls, buffer: Any, shape: BatchShape, num_tokens: int) -> ForwardInputs:
+        return cls(**_views(buffer, cls.shapes(shape, num_tokens)))
+
+    @classmethod
+    def num_tokens(cls, buffer_size: int, shape: BatchShape) -> int:
+        """T of a buffer of that size."""
+        fixed = _size(cls.shapes(shape, 0))
+        return (buffer_size - fixed) // (_size(cls.shapes(shape, 1)) - fixed)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleInputs:
+    """Sampling parameters of the rows of one head pass, each [rows] and 32 bits wide. Padding rows are greedy."""
+
+    temperature: Any  # float32; 0 is greedy
+    top_p: Any  # float32
+    min_p: Any  # float32
+    top_k: Any  # int32; 0 for all
+    key_low: Any  # int32 bits of the request's random key
+    key_high: Any
+    position: Any  # int32: position of the token to be sampled
+    num_banned: Any  # int32: the first so many of `banned` may not be sampled
+    banned: Any  # int32 [rows, MAX_BANNED]: stop tokens while min_tokens is not reached
+
+    FLOATS: ClassVar[tuple[str, ...]] = ("temperature", "top_p", "min_p")
+    MAX_BANNED: ClassVar[int] = 16
+
+    @classmethod
+    def shapes(cls, rows: int) -> Shapes:
+        return tuple((f.name, (rows, cls.MAX_BANNED) if f.name == "banned" else (rows,)) for f in fields(cls))
+
+    @classmethod
+    def allocate(cls, rows: int) -> tuple[np.ndarray, SampleInputs]:
+        """A buffer of zeros and the inputs as views into it; float fields are float32 views."""
+        buffer = np.zeros(_size(cls.shapes(rows)), np.int32)
+        views = _views(buffer, cls.shapes(rows))
+        return buffer, cls(**views | {name: views[name].view(np.float32) for name in cls.FLOATS})
+
+    @classmethod
+    def unpack(cls, buffer: Any, to_float: Any) -> SampleInputs:
+        """to_float: int32 bits -> float32, on whatever side the buffer is."""
+        rows = buffer.shape[0] // _size(cls.shapes(1))
+        views = _views(buffer, cls.shapes(rows))
+        return cls(**views | {name: to_float(views[name]) for name in cls.FLOATS})

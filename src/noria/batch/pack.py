@@ -1,0 +1,84 @@
+"""From a schedule to the padded inputs of a step. Warm-up and serving both come through here, and nothing else does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from noria.batch.buckets import Buckets, pick
+from noria.batch.inputs import ForwardInputs, SampleInputs
+from noria.batch.persistent import PersistentBatch
+from noria.scheduler.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """The inputs of one step, ready for upload, and what the host must know to read its outputs."""
+
+    forward: np.ndarray  # int32, see ForwardInputs
+    sample: np.ndarray  # int32, see SampleInputs
+    num_tokens: int  # token bucket
+    num_rows: int  # request bucket
+    rows: np.ndarray  # [n]: row of the persistent batch behind each row of the step
+    samples: np.ndarray  # [n] bool: false where the prompt is still unfinished and the sampled token is dropped
+
+
+def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepInputs:
+    """Lays out one step of a batch to which the schedule has been applied.
+
+    With scheduled tokens [2, 5, 3] the query starts are [0, 2, 7, 10], the offsets [0 1 0 1 2 3 4 0 1 2], and a token's
+    position is its request's computed tokens plus its offset.
+    """
+    scheduled = schedule.num_scheduled_tokens
+    rows = np.fromiter((batch.row(request_id) for request_id in scheduled), np.int64, len(scheduled))
+    counts = np.fromiter(scheduled.values(), np.int64, len(scheduled))
+    # Decode rows first, each with one token (a last chunk of one token is a decode to the attention kernel).
+    order = np.argsort(counts > 1, kind="stable")
+    rows, counts = rows[order], counts[order]
+    num_decodes = int(np.count_nonzero(counts == 1))
+    forward, num_tokens = _pack_forward(batch, buckets, rows, counts, num_decodes)
+    num_rows = pick(buckets.requests, len(rows))
+    ends = batch.num_computed[rows] + counts
+    return StepInputs(
+        forward=forward,
+        sample=_pack_sample(batch, rows, ends, num_rows),
+        num_tokens=num_tokens,
+        num_rows=num_rows,
+        rows=rows,
+        samples=ends >= batch.num_tokens[rows],
+    )
+
+
+def _pack_forward(
+    batch: PersistentBatch, buckets: Buckets, rows: np.ndarray, counts: np.ndarray, num_decodes: int
+) -> tuple[np.ndarray, int]:
+    n, total = len(rows), int(counts.sum())
+    num_tokens = pick(buckets.tokens, total)
+    buffer, inputs = ForwardInputs.allocate(batch.shape, num_tokens)
+    starts = np.concatenate([[0], np.cumsum(counts)])  # [n + 1]
+    token_rows = np.repeat(np.arange(n), counts)  # [total]
+    positions = batch.num_computed[rows][token_rows] + np.arange(total) - starts[token_rows]
+    inputs.token_ids[:total] = batch.token_ids[rows[token_rows], positions]
+    inputs.positions[:total] = positions
+    inputs.token_rows[:] = batch.shape.num_rows
+    inputs.token_rows[:total] = token_rows
+    inputs.query_start[:] = total
+    inputs.query_start[: n + 1] = starts
+    inputs.seq_lens[:n] = batch.num_computed[rows] + counts
+    inputs.logit_rows[:n] = starts[1:] - 1
+    widest = int(batch.num_blocks[:, rows].max(initial=0))
+    inputs.block_tables[:, :n, :widest] = batch.block_tables[:, rows, :widest]
+    inputs.distribution[:] = num_decodes, num_decodes, n
+    return buffer, num_tokens
+
+
+def _pack_sample(batch: PersistentBatch, rows: np.ndarray, ends: np.ndarray, num_rows: int) -> np.ndarray:
+    n = len(rows)
+    buffer, inputs = SampleInputs.allocate(num_rows)
+    for name in ("temperature", "top_p", "min_p", "top_k", "banned"):
+        getattr(inputs, name)[:n] = getattr(batch, name)[rows]
+    inputs.key_low[:n], inputs.key_high[:n] = batch.key[rows].T
+    inputs.position[:n] = ends
+    inputs.num_banned[:n] = np.where(ends < batch.banned_until[rows], batch.num_banned[rows], 0)
+    return buffer

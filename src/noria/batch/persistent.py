@@ -1,0 +1,124 @@
+"""The batch that lives across steps: one row per running request, changed only where a schedule says so."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from noria.batch.inputs import BatchShape, SampleInputs
+from noria.config import SamplingParams
+from noria.scheduler.schedule import CachedRequest, NewRequest, Schedule
+
+
+@dataclass(slots=True)
+class _Remembered:
+    """What a schedule says only once about a request."""
+
+    sampling_params: SamplingParams
+    stop_token_ids: tuple[int, ...]
+    key: int
+    num_prompt_tokens: int
+
+
+class PersistentBatch:
+    """Host arrays with a row per running request. Rows keep their place while their request runs.
+
+    A step reads the rows in an order of its own (decode rows first, see pack), so nothing is ever moved to close gaps.
+    """
+
+    def __init__(self, shape: BatchShape, max_model_len: int) -> None:
+        rows = shape.num_rows
+        self.shape = shape
+        self.request_ids: list[str | None] = [None] * rows
+        self.token_ids = np.zeros((rows, max_model_len + 1), np.int32)
+        self.num_tokens = np.zeros(rows, np.int32)  # known token ids
+        self.num_computed = np.zeros(rows, np.int32)
+        self.block_tables = np.zeros((shape.num_groups, rows, shape.num_blocks), np.int32)
+        self.num_blocks = np.zeros((shape.num_groups, rows), np.int32)
+        self.temperature = np.zeros(rows, np.float32)
+        self.top_p = np.ones(rows, np.float32)
+        self.min_p = np.zeros(rows, np.float32)
+        self.top_k = np.zeros(rows, np.int32)
+        self.key = np.zeros((rows, 2), np.int32)  # low and high half
+        self.banned = np.zeros((rows, SampleInputs.MAX_BANNED), np.int32)
+        self.num_banned = np.zeros(rows, np.int32)
+        self.banned_until = np.zeros(rows, np.int32)  # number of tokens at which the ban ends
+        self.generation = np.zeros(rows, np.int64)  # counts the requests a row has served
+        self._free = list(range(rows))
+        self._rows: dict[str, int] = {}
+        self._remembered: dict[str, _Remembered] = {}
+
+    def row(self, request_id: str) -> int:
+        return self._rows[request_id]
+
+    @property
+    def num_requests(self) -> int:
+        """Running ones and preempted ones."""
+        return len(self._remembered)
+
+    def apply(self, schedule: Schedule) -> None:
+        """Finished out, preempted out but remembered, new and resumed in (lowest free row first), tables extended.
+
+        An id that is both finished and new is two requests: it was aborted and submitted again.
+        """
+        for request_id in schedule.finished_ids:
+            self._release(request_id)
+            self._remembered.pop(request_id, None)
+        for request_id in schedule.preempted_ids:
+            self._release(request_id)
+        for new in schedule.new_requests:
+            self._remember(new)
+            self._occupy(new.request_id, new.token_ids, new.block_ids, new.num_computed_tokens)
+        for cached in schedule.cached_requests:
+            self._continue(cached)
+
+    def append(self, row: int, token_id: int) -> None:
+        """A sampled token becomes the row's next input."""
+        self.token_ids[row, self.num_tokens[row]] = token_id
+        self.num_tokens[row] += 1
+
+    def _remember(self, new: NewRequest) -> None:
+        stops = tuple(sorted(new.stop_token_ids)) if new.sampling_params.min_tokens else ()
+        self._remembered[new.request_id] = _Remembered(new.sampling_params, stops, new.key, new.num_prompt_tokens)
+
+    def _continue(self, cached: CachedRequest) -> None:
+        if cached.resumed:
+            assert cached.token_ids is not None
+            self._occupy(cached.request_id, cached.token_ids, cached.new_block_ids, cached.num_computed_tokens)
+            return
+        row = self._rows[cached.request_id]
+        self.num_computed[row] = cached.num_computed_tokens
+        for group, ids in enumerate(cached.new_block_ids):
+            self._extend_table(group, row, ids)
+
+    def _occupy(self, request_id: str, token_ids: list[int], block_ids: tuple[list[int], ...], computed: int) -> None:
+        row = self._rows[request_id] = heapq.heappop(self._free)
+        self.request_ids[row] = request_id
+        self.generation[row] += 1
+        self.token_ids[row, : len(token_ids)] = token_ids
+        self.num_tokens[row] = len(token_ids)
+        self.num_computed[row] = computed
+        self.num_blocks[:, row] = 0
+        for group, ids in enumerate(block_ids):
+            self._extend_table(group, row, ids)
+        kept = self._remembered[request_id]
+        params = kept.sampling_params
+        self.temperature[row], self.top_p[row], self.min_p[row] = params.temperature, params.top_p, params.min_p
+        self.top_k[row] = min(max(params.top_k, 0), 2**31 - 1)
+        self.key[row] = np.array([kept.key & (2**64 - 1)], np.uint64).view(np.int32)
+        self.num_banned[row] = len(kept.stop_token_ids)
+        self.banned[row, : len(kept.stop_token_ids)] = kept.stop_token_ids
+        self.banned_until[row] = kept.num_prompt_tokens + params.min_tokens
+
+    def _extend_table(self, group: int, row: int, ids: list[int]) -> None:
+        start = self.num_blocks[group, row]
+        self.block_tables[group, row, start : start + len(ids)] = ids
+        self.num_blocks[group, row] = start + len(ids)
+
+    def _release(self, request_id: str) -> None:
+        row = self._rows.pop(request_id, None)
+        if row is not None:
+            self.request_ids[row] = None
+            heapq.heappush(self._free, row)

@@ -1,0 +1,114 @@
+"""From a prompt and sampling parameters to requests, or a clear refusal that touches no other request."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from noria.config import SamplingParams
+from noria.engine.request import Request, derive_seed
+from noria.errors import RequestError
+from noria.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+MAX_STOP_TOKENS_WITH_MIN_TOKENS = 16  # as many as the sampler can ban at a time
+
+
+class Admission:
+    """Checks and prepares requests. Holds what they are checked against."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: Sequence[int],
+        seed: int | None,
+    ) -> None:
+        """vocab_size: ids the model has an embedding for. seed: of requests that bring none; None: unpredictable."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._random = random.Random(seed)
+
+    def tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """Text (None for a prompt of ids) and checked token ids. Raises RequestError."""
+        text, token_ids = _split(prompt)
+        if text is not None:
+            if not text:
+                raise RequestError("the prompt is empty; give some text, or token ids")
+            token_ids = self._tokenizer.encode(text)
+        assert token_ids is not None
+        self._check(token_ids)
+        return text, token_ids
+
+    def requests(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> list[Request]:
+        """params.n requests of one prompt. Raises RequestError."""
+        self._check(token_ids)
+        stops = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos_token_ids)
+        for stop in params.stop_token_ids or ():
+            if not 0 <= stop < self._vocab_size:
+                raise RequestError(f"stop_token_ids: {stop} is not a token id; ids are 0 to {self._vocab_size - 1}")
+        if params.min_tokens and len(stops) > MAX_STOP_TOKENS_WITH_MIN_TOKENS:
+            raise RequestError(
+                f"min_tokens works with at most {MAX_STOP_TOKENS_WITH_MIN_TOKENS} stop tokens (those of the model "
+                f"included), not {len(stops)}; name fewer in stop_token_ids"
+            )
+        if params.min_tokens > self._max_model_len - len(token_ids):
+            raise RequestError(
+                f"min_tokens ({params.min_tokens}) and the prompt ({len(token_ids)} tokens) exceed max_model_len "
+                f"({self._max_model_len}); lower min_tokens"
+            )
+        seed = self._random.getrandbits(64) if params.seed is None else params.seed
+        return [
+            Request(
+                request_id=f"{request_id}:{index}",
+                prompt_token_ids=token_ids,
+                sampling_params=params,
+                key=derive_seed(seed, index),
+                stop_token_ids=stops,
+                cache_salt=cache_salt,
+                priority=priority,
+            )
+            for index in range(params.n)
+        ]
+
+    def _check(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise RequestError("the prompt is empty; give some text, or token ids")
+        if len(token_ids) >= self._max_model_len:
+            raise RequestError(
+                f"the prompt has {len(token_ids)} tokens, but max_model_len ({self._max_model_len}) must hold it and "
+                "at least one new token; shorten the prompt or raise max_model_len"
+            )
+        for token_id in token_ids:
+            if not isinstance(token_id, int) or isinstance(token_id, bool):
+                raise RequestError(f"a prompt of token ids must hold integers, not {token_id!r}")
+        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
+            wrong = next(i for i in token_ids if not 0 <= i < self._vocab_size)
+            raise RequestError(f"the prompt holds {wrong}, which is no token id; ids are 0 to {self._vocab_size - 1}")
+
+
+def _split(prompt: Prompt) -> tuple[str | None, list[int] | None]:
+    if isinstance(prompt, Mapping):
+        keys = set(prompt) & {"prompt", "prompt_token_ids"}
+        unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+        if len(keys) != 1 or unknown:
+            raise RequestError("a prompt dictionary must have either prompt or prompt_token_ids, and nothing else")
+        prompt = prompt[keys.pop()]
+    if isinstance(prompt, str):
+        return prompt, None
+    if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
+        return None, list(prompt)
+    raise RequestError(f"a prompt must be a string or a list of token ids, not {type(prompt).__name__}")

@@ -1,0 +1,178 @@
+"""The async front: the engine turns in a thread of its own, and any number of coroutines wait for their streams."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from noria.config import EngineConfig, SamplingParams
+from noria.engine.admission import Prompt
+from noria.engine.front import EngineFront
+from noria.engine.llm import EngineStats
+from noria.engine.outputs import RequestOutput
+from noria.engine.startup import ProgressBar, start
+from noria.errors import EngineDeadError, RequestError
+from noria.text.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Where the outputs of a request go: a queue of the event loop that asked."""
+
+    loop: asyncio.AbstractEventLoop
+    queue: asyncio.Queue[RequestOutput | Exception]
+
+    def put(self, item: RequestOutput | Exception) -> None:
+        """Callable from any thread. A loop that is closed waits for nothing any more."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
+
+
+class AsyncLLM:
+    """Like LLM, for asyncio. Create it anywhere; use it from any event loop."""
+
+    def __init__(self, model: str, *, progress: ProgressBar | None = None, **options: Any) -> None:
+        """See LLM. Blocks until the engine is ready."""
+        config = EngineConfig.from_options(model=model, **options)
+        self._front = EngineFront(start(config, progress))
+        self._ids = itertools.count()
+        self._streams: dict[str, _Stream] = {}
+        self._commands: deque[Callable[[], None]] = deque()  # for the engine's thread
+        self._wake = threading.Condition()
+        self._closing = False
+        self._death: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="noria-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._front.engine.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._front.engine.tokenizer
+
+    @property
+    def stats(self) -> EngineStats:
+        engine = self._front.engine
+        return EngineStats(
+            engine.core.num_steps, engine.core.runner.compiles_after_warmup, engine.core.scheduler.stats, engine.report
+        )
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yields the answer part by part: each output holds what is new. Leaving the loop aborts the request.
+
+        Raises RequestError when it cannot be served, EngineDeadError when the engine is gone.
+        """
+        request_id = f"async-{next(self._ids)}" if request_id is None else request_id
+        stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
+        params = sampling_params or SamplingParams()
+
+        def submit() -> None:
+            try:
+                self._front.add(request_id, prompt, params, cache_salt=cache_salt, priority=priority)
+            except RequestError as error:
+                stream.put(error)
+            else:
+                self._streams[request_id] = stream
+
+        self._command(submit)
+        finished = False
+        try:
+            while not finished:
+                item = await stream.queue.get()
+                if isinstance(item, Exception):
+                    finished = True
+                    raise item
+                finished = item.finished
+                yield item
+        finally:
+            if not finished and self._death is None:
+                self._command(lambda: self._abort(request_id, stream))
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request; its stream gets a last output with finish_reason "abort". Ignores ids that are not running.
+
+        Callable from any thread.
+        """
+        self._command(lambda: self._abort(request_id))
+
+    def close(self) -> None:
+        """Ends the engine; streams that still wait get EngineDeadError."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            if self._closing or self._death is not None:
+                raise EngineDeadError(f"the engine has ended: {self._death or 'it was closed'}")
+            self._commands.append(command)
+            self._wake.notify()
+
+    def _abort(self, request_id: str, only: _Stream | None = None) -> None:
+        """`only`: leave a later request of the same id alone. In the engine's thread."""
+        stream = self._streams.get(request_id)
+        if stream is None or (only is not None and stream is not only):
+            return
+        del self._streams[request_id]
+        if (output := self._front.abort(request_id)) is not None:
+            stream.put(output)
+
+    def _run(self) -> None:
+        """The engine's thread."""
+        try:
+            while self._wait_for_work():
+                for output in self._front.step():
+                    stream = self._streams[output.request_id]
+                    if output.finished:
+                        del self._streams[output.request_id]
+                    stream.put(output)
+        except BaseException as error:
+            _log.exception("the engine died")
+            with self._wake:
+                self._death = error
+        finally:
+            reason = f"the engine has ended: {self._death or 'it was closed'}"
+            for stream in self._streams.values():
+                stream.put(EngineDeadError(reason))
+            self._streams.clear()
+            self._front.engine.core.runner.close()
+
+    def _wait_for_work(self) -> bool:
+        """Carries out commands; sleeps while nothing runs. False when the engine is to end."""
+        while True:
+            with self._wake:
+                while not (self._commands or self._closing or self._front.has_unfinished):
+                    self._wake.wait()
+                if self._closing:
+                    return False
+                commands = list(self._commands)
+                self._commands.clear()
+            for command in commands:
+                command()
+            if self._front.has_unfinished:
+                return True

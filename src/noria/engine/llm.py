@@ -1,0 +1,165 @@
+"""The offline front: an engine in this process, driven by whoever asks for results."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from noria.config import EngineConfig, SamplingParams
+from noria.engine.admission import Prompt
+from noria.engine.front import EngineFront
+from noria.engine.outputs import RequestOutput
+from noria.engine.startup import ProgressBar, StartupReport, start
+from noria.errors import RequestError
+from noria.scheduler.scheduler import SchedulerStats
+from noria.text.chat import encode_chat
+from noria.text.tokenizer import Tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    steps: int
+    compiles_after_warmup: int  # 0 unless something is wrong
+    scheduler: SchedulerStats
+    startup: StartupReport
+
+
+class LLM:
+    """A language model that answers prompts.
+
+    >>> llm = LLM("smollm2-135m-instruct", max_model_len=2048)
+    >>> [answer] = llm.generate("Water wheels are", SamplingParams(max_tokens=32))
+    >>> answer.outputs[0].text
+    """
+
+    def __init__(self, model: str, *, progress: ProgressBar | None = None, **options: Any) -> None:
+        """model: a folder, a .gguf file, a Hub id, or a name that `noria pull` knows. options: see EngineConfig.
+
+        progress: how to show what takes long at start. Raises ConfigError or WeightsError.
+        """
+        config = EngineConfig.from_options(model=model, **options)
+        self._front = EngineFront(start(config, progress))
+        self._ids = itertools.count()
+        self._outbox: dict[str, deque[RequestOutput]] = {}  # by request id, of everybody who waits
+
+    @property
+    def config(self) -> EngineConfig:
+        """With every size that was left open filled in."""
+        return self._front.engine.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._front.engine.tokenizer
+
+    @property
+    def stats(self) -> EngineStats:
+        engine = self._front.engine
+        return EngineStats(
+            engine.core.num_steps, engine.core.runner.compiles_after_warmup, engine.core.scheduler.stats, engine.report
+        )
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers all prompts, in order. A prompt is a text, a list of token ids, or a dictionary with one of the keys
+        prompt and prompt_token_ids; sampling_params is one for all or one for each.
+
+        Raises RequestError, before anything runs, when one of them cannot be served.
+        """
+        prompts = _listed(prompts)
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+        if len(sampling_params) != len(prompts):
+            raise RequestError(f"{len(prompts)} prompts need as many sampling_params, not {len(sampling_params)}")
+        ids: list[str] = []
+        try:
+            for prompt, params in zip(prompts, sampling_params):
+                ids.append(self._submit(prompt, params))
+            return [self._collect(request_id) for request_id in ids]
+        finally:
+            for request_id in ids:
+                self._withdraw(request_id)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Answers one prompt part by part: each output holds what is new. Leaving the loop early aborts the request.
+
+        Raises RequestError at once, not at the first part.
+        """
+        return self._parts(self._submit(prompt, sampling_params or SamplingParams()))
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answers conversations (one, or a list of them) through the model's chat template.
+
+        A message is a dictionary with role and content. template_options: variables for the template.
+        """
+        return self.generate(self.chat_prompts(messages, **template_options), sampling_params)
+
+    def chat_prompts(self, messages: Messages | Sequence[Messages], **template_options: Any) -> list[list[int]]:
+        """Token ids of conversations, ready for generate or stream."""
+        one = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if one else messages
+        return [encode_chat(self.tokenizer, conversation, **template_options) for conversation in conversations]
+
+    def close(self) -> None:
+        """Gives the device's memory back. Nothing can be asked of the engine afterwards."""
+        self._front.engine.core.runner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _submit(self, prompt: Prompt, params: SamplingParams) -> str:
+        request_id = str(next(self._ids))
+        self._front.add(request_id, prompt, params)
+        self._outbox[request_id] = deque()
+        return request_id
+
+    def _withdraw(self, request_id: str) -> None:
+        self._front.abort(request_id)
+        self._outbox.pop(request_id, None)
+
+    def _parts(self, request_id: str) -> Iterator[RequestOutput]:
+        box = self._outbox[request_id]
+        try:
+            while True:
+                while not box:
+                    for output in self._front.step():
+                        if output.request_id in self._outbox:
+                            self._outbox[output.request_id].append(output)
+                yield (part := box.popleft())
+                if part.finished:
+                    return
+        finally:
+            self._withdraw(request_id)
+
+    def _collect(self, request_id: str) -> RequestOutput:
+        parts = self._parts(request_id)
+        result = next(parts)
+        for part in parts:
+            result.add(part)
+        return result
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt as a list of one; a list of integers is one prompt of token ids."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"prompts must be a string, token ids, or a list of prompts, not {type(prompts).__name__}")
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]  # pyright: ignore[reportReturnType]
+    return list(prompts)  # pyright: ignore[reportArgumentType]

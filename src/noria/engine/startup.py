@@ -1,0 +1,135 @@
+"""From options to an engine core that is ready to serve: everything that happens before the first request."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from noria.cache.paged_cache import PagedCache
+from noria.config import EngineConfig, ModelLimits, cache_home
+from noria.engine.core import EngineCore
+from noria.errors import ConfigError
+from noria.models.registry import build_model
+from noria.runner.memory import MemoryPlan
+from noria.runner.runner import ModelRunner
+from noria.scheduler.scheduler import Scheduler
+from noria.text.tokenizer import Tokenizer, load_tokenizer, no_tokenizer
+from noria.weights.base import Checkpoint
+from noria.weights.checkpoint import open_checkpoint
+from noria.weights.hub import resolve_model
+
+_log = logging.getLogger(__name__)
+# Yields a function (done, total) that shows how far something is; the text says what.
+ProgressBar = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
+
+
+@dataclass(frozen=True)
+class StartupReport:
+    programs: int  # device programs that serving needs
+    compiled: int  # of those, not found in the persistent cache
+    load_s: float  # reading and placing the weights
+    warmup_s: float  # compiling or fetching the programs
+    memory: MemoryPlan
+
+    def __str__(self) -> str:
+        return (
+            f"loaded in {self.load_s:.1f} s; {self.programs} programs ready in {self.warmup_s:.1f} s "
+            f"({self.compiled} compiled)\n{self.memory}"
+        )
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A started engine and what its fronts need to know."""
+
+    config: EngineConfig  # resolved
+    core: EngineCore
+    tokenizer: Tokenizer
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    report: StartupReport
+
+
+def start(config: EngineConfig, progress: ProgressBar | None = None) -> Engine:
+    """Resolves, loads, plans memory and compiles. What is wrong with the options shows before anything is compiled.
+
+    Raises ConfigError or WeightsError.
+    """
+    bar = progress or (lambda _: nullcontext(lambda done, total: None))
+    device = _device(config.device)
+    path = resolve_model(config.model, config.revision, cache_home())
+    with open_checkpoint(path) as checkpoint:
+        model = build_model(checkpoint.config)
+        limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
+        config = config.resolve(limits, device.platform)
+        tokenizer = _tokenizer(config, path)
+        dtype = _dtype(config, checkpoint, device.platform)
+        runner = ModelRunner(config, model, dtype, device, tokenizer.vocab_size or model.config.vocab_size)
+        plan = runner.profile_run()
+        begin = time.perf_counter()
+        with bar("loading weights") as show:
+            runner.load_model(None if config.load_format == "dummy" else checkpoint, show)
+        eos = _eos_token_ids(checkpoint, tokenizer, model.config.vocab_size)
+    load_s = time.perf_counter() - begin
+    runner.initialize_kv_cache(plan.num_blocks)
+    with bar("compiling") as show:
+        capture = runner.capture_model(show)
+    report = StartupReport(capture.programs, capture.compiled, load_s, capture.seconds, plan)
+    _log.info("%s", report)
+    return Engine(
+        config, EngineCore(runner, _scheduler(config, runner, plan)), tokenizer, model.config.vocab_size, eos, report
+    )
+
+
+def _scheduler(config: EngineConfig, runner: ModelRunner, plan: MemoryPlan) -> Scheduler:
+    assert config.max_num_seqs and config.max_num_batched_tokens and config.max_model_len
+    cache = PagedCache(runner.layout, plan.num_blocks, config.block_size, config.enable_prefix_caching)
+    return Scheduler(
+        cache,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        policy=config.scheduling_policy,
+    )
+
+
+def _tokenizer(config: EngineConfig, model: Path) -> Tokenizer:
+    if config.skip_tokenizer_init:
+        return no_tokenizer()
+    return load_tokenizer(Path(config.tokenizer) if config.tokenizer else model)
+
+
+def _device(name: str) -> jax.Device:
+    if name == "auto":
+        return jax.devices()[0]
+    try:
+        return jax.devices(name)[0]
+    except RuntimeError:
+        raise ConfigError(f"device {name}: JAX finds no such device here; it has {jax.default_backend()}") from None
+
+
+def _dtype(config: EngineConfig, checkpoint: Checkpoint, platform: str) -> str:
+    """auto: what the checkpoint stores; packed files unpack to float32 on a CPU and to bfloat16 elsewhere."""
+    dtype = config.dtype
+    if dtype == "auto":
+        packed = "float32" if platform == "cpu" else "bfloat16"
+        dtype = packed if checkpoint.quantized else checkpoint.native_dtype
+        if platform == "tpu" and dtype == "float16":
+            dtype = "bfloat16"
+    for option, value in (("dtype", dtype), ("kv_cache_dtype", config.kv_cache_dtype)):
+        if platform == "tpu" and value == "float16":
+            raise ConfigError(f"{option} float16: a TPU does not compute in float16; use bfloat16")
+    return dtype
+
+
+def _eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+    """Every id that ends a text, by the tokenizer or by the model's generation config."""
+    declared = checkpoint.generation_config.get("eos_token_id", checkpoint.config.get("eos_token_id"))
+    ids = declared if isinstance(declared, list) else [] if declared is None else [declared]
+    return tuple(sorted({*tokenizer.eos_token_ids, *(i for i in ids if 0 <= i < vocab_size)}))

@@ -1,0 +1,119 @@
+"""Reading a checkpoint's config: one dataclass for every dense decoder, and helpers for the families' files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from noria.errors import WeightsError
+from noria.nn.rope import Rope, make_rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """A dense decoder-only transformer. Per-layer tuples have num_layers entries."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    norm_epsilon: float
+    tie_word_embeddings: bool
+    ropes: tuple[Rope, ...]  # the different position embeddings there are
+    layer_rope: tuple[int, ...]  # which of them each layer uses
+    windows: tuple[int | None, ...]  # sliding window of each layer, None for full attention
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    attention_scale: float
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # normalize queries and keys per head
+    post_norms: bool = False  # normalize what attention and MLP yield before it is added
+    norm_offset: float = 0.0  # added to every norm weight
+    embedding_scale: float = 1.0
+    attention_soft_cap: float | None = None
+    final_soft_cap: float | None = None
+
+
+class Keys:
+    """A config mapping that names the key when it is missing or of the wrong type."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self._config.get(name)
+        value = default if value is None else value
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise WeightsError(f"config.json: {name} must be a number, not {value!r}")
+        return float(value)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self.number(name, default)
+        if value != int(value) or value < 1:
+            raise WeightsError(f"config.json: {name} must be a positive integer, not {value}")
+        return int(value)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self._config.get(name)
+        return default if value is None else value
+
+    def rope(self, head_dim: int, kind: str | None = None, theta: float = 10_000.0) -> Rope:
+        """The position embedding: the older rope_theta + rope_scaling, or rope_parameters (keyed by `kind` when the
+        layers differ)."""
+        positions = self.integer("max_position_embeddings")
+        parameters = self.get("rope_parameters")
+        if parameters is not None:
+            parameters = parameters.get(kind, parameters) if kind else parameters
+            return make_rope(head_dim, float(parameters.get("rope_theta", theta)), parameters, positions)
+        return make_rope(head_dim, self.number("rope_theta", theta), self.get("rope_scaling"), positions)
+
+
+def dense_config(
+    config: Mapping[str, Any],
+    *,
+    activations: Mapping[str, Literal["silu", "gelu_tanh"]],
+    **own: Any,
+) -> DecoderConfig:
+    """The part of a config that all dense families write alike; `own` sets or overrides fields of DecoderConfig.
+
+    activations: hidden_act values the family uses -> the function. Raises WeightsError for anything it cannot serve.
+    """
+    keys = Keys(config)
+    heads, hidden = keys.integer("num_attention_heads"), keys.integer("hidden_size")
+    layers = keys.integer("num_hidden_layers")
+    kv_heads = keys.integer("num_key_value_heads", heads)
+    head_dim = keys.integer("head_dim", hidden // heads)
+    if heads % kv_heads:
+        raise WeightsError(f"config.json: num_attention_heads ({heads}) must be a multiple of {kv_heads} KV heads")
+    act = keys.get("hidden_activation") or keys.get("hidden_act") or next(iter(activations))
+    if act not in activations:
+        raise WeightsError(f"config.json: hidden_act {act} is not supported; supported: {', '.join(activations)}")
+    if keys.get("quantization_config"):
+        raise WeightsError(
+            "config.json: quantization_config is not supported; use the model's bfloat16 folder or a GGUF file"
+        )
+    fields: dict[str, Any] = {
+        "vocab_size": keys.integer("vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": keys.integer("intermediate_size"),
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": keys.integer("max_position_embeddings"),
+        "norm_epsilon": keys.number("rms_norm_eps", 1e-6),
+        "tie_word_embeddings": bool(keys.get("tie_word_embeddings", False)),
+        "layer_rope": (0,) * layers,
+        "windows": (None,) * layers,
+        "activation": activations[act],
+        "attention_scale": head_dim**-0.5,
+    } | own
+    if "ropes" not in fields:
+        fields["ropes"] = (keys.rope(fields["head_dim"]),)
+    return DecoderConfig(**fields)

@@ -1,0 +1,36 @@
+"""Which architectures there are. A new family is one short file with a function like these, and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from noria.errors import WeightsError
+from noria.models.config import DecoderConfig
+from noria.models.decoder import Decoder
+from noria.models.gemma3 import gemma3
+from noria.models.llama import llama, mistral
+from noria.models.qwen import qwen2, qwen3
+
+ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any]], DecoderConfig]] = MappingProxyType(
+    {
+        "LlamaForCausalLM": llama,
+        "MistralForCausalLM": mistral,
+        "Qwen2ForCausalLM": qwen2,
+        "Qwen3ForCausalLM": qwen3,
+        "Gemma3ForCausalLM": gemma3,
+    }
+)
+
+
+def build_model(config: Mapping[str, Any]) -> Decoder:
+    """The model that a checkpoint's config describes. Raises WeightsError for an architecture that is not supported."""
+    names = config.get("architectures") or []
+    for name in names:
+        if name in ARCHITECTURES:
+            return Decoder(ARCHITECTURES[name](config))
+    raise WeightsError(
+        f"architecture {', '.join(map(str, names)) or '(none given)'} is not supported; supported: "
+        f"{', '.join(ARCHITECTURES)}"
+    )

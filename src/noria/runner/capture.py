@@ -1,0 +1,145 @@
+"""Warm-up: every program is compiled before the first request, from the same inputs that serving packs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from noria.batch.buckets import Buckets
+from noria.batch.inputs import BatchShape
+from noria.batch.pack import StepInputs, pack
+from noria.batch.persistent import PersistentBatch
+from noria.config import SamplingParams
+from noria.errors import CompileError, ConfigError
+from noria.observe.compiles import CompileCount, CompileWatch
+from noria.scheduler.schedule import NewRequest, Schedule
+
+_log = logging.getLogger(__name__)
+_WARM_UP_PARAMS = SamplingParams()
+
+
+@dataclass(frozen=True)
+class CaptureReport:
+    programs: int
+    compiled: int  # of those, not found in the persistent cache
+    seconds: float
+
+
+class Programs:
+    """The compiled programs by (name, bucket). After warm-up a miss is an error or at least a warning, and counted."""
+
+    def __init__(self, strict: bool) -> None:
+        self._strict = strict
+        self._compiled: dict[Hashable, Any] = {}
+        self._watch = CompileWatch()
+        self.after_warmup = CompileCount()
+        self.start = CompileCount()
+
+    def __len__(self) -> int:
+        return len(self._compiled)
+
+    def capture(
+        self,
+        jobs: dict[Hashable, Callable[[], Any]],
+        threads: int,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> CaptureReport:
+        """Runs the jobs, which lower and compile one program each, in parallel."""
+        begin = time.perf_counter()
+
+        def run(job: Callable[[], Any]) -> tuple[Any, CompileCount]:
+            count = CompileCount()
+            with self._watch.watch(count):
+                return job(), count
+
+        with ThreadPoolExecutor(threads, thread_name_prefix="noria-compile") as pool:
+            futures = {pool.submit(run, job): key for key, job in jobs.items()}
+            for done, future in enumerate(as_completed(futures), start=1):
+                self._compiled[futures[future]], count = future.result()
+                self.start.programs += count.programs
+                self.start.cache_hits += count.cache_hits
+                if progress is not None:
+                    progress(done, len(jobs))
+        return CaptureReport(len(jobs), self.start.compiled, time.perf_counter() - begin)
+
+    def call(self, key: Hashable, job: Callable[[], Any], *arguments: Any) -> Any:
+        """Runs the program `key`; `job` compiles it should warm-up have missed it.
+
+        Raises CompileError in strict mode when anything had to compile.
+        """
+        before = self.after_warmup.programs
+        with self._watch.watch(self.after_warmup):
+            program = self._compiled.get(key)
+            if program is None:
+                if self._strict:
+                    self.after_warmup.programs += 1
+                    raise CompileError(f"program {key} was not compiled at start")
+                program = self._compiled[key] = job()
+            result = program(*arguments)
+        if self.after_warmup.programs != before:
+            shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(arguments[-1:])]
+            _log.warning("compiled after warm-up: program %s, inputs %s", key, shapes)
+            if self._strict:
+                raise CompileError(f"program {key} compiled something after warm-up, inputs {shapes}")
+        return result
+
+    def close(self) -> None:
+        self._watch.close()
+
+
+def made_up_steps(
+    shape: BatchShape, buckets: Buckets, max_model_len: int, max_num_batched_tokens: int
+) -> Iterator[StepInputs]:
+    """One step per bucket, as `pack` would make it for requests that fill the bucket; block ids are all null blocks."""
+    for size in buckets.tokens:
+        total = min(size, max_num_batched_tokens, shape.num_rows * max_model_len)
+        full, rest = divmod(total, max_model_len)
+        yield _made_up_step([max_model_len] * full + [rest] * (rest > 0), shape, buckets, max_model_len)
+    for size in buckets.requests:
+        yield _made_up_step([1] * size, shape, buckets, max_model_len)
+
+
+def _made_up_step(counts: list[int], shape: BatchShape, buckets: Buckets, max_model_len: int) -> StepInputs:
+    batch = PersistentBatch(shape, max_model_len)
+    requests = [
+        NewRequest(
+            request_id=str(index),
+            token_ids=[0] * count,
+            sampling_params=_WARM_UP_PARAMS,
+            stop_token_ids=frozenset(),
+            key=0,
+            num_prompt_tokens=count,
+            num_computed_tokens=0,
+            block_ids=tuple([] for _ in range(shape.num_groups)),
+        )
+        for index, count in enumerate(counts)
+    ]
+    scheduled = {request.request_id: len(request.token_ids) for request in requests}
+    schedule = Schedule(new_requests=tuple(requests), num_scheduled_tokens=scheduled)
+    batch.apply(schedule)
+    return pack(schedule, batch, buckets)
+
+
+def use_compile_cache(folder: str) -> None:
+    """Makes JAX keep every compiled program in `folder`, and find it there at the next start; "" turns that off.
+
+    Raises ConfigError when the folder cannot be made.
+    """
+    if folder:
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"compile_cache_dir {folder}: {error.strerror}; choose another folder") from None
+    if jax.config.jax_compilation_cache_dir != (folder or None):
+        compilation_cache.reset_cache()
+        jax.config.update("jax_compilation_cache_dir", folder or None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

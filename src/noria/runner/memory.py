@@ -1,0 +1,113 @@
+"""The memory plan: what the weights and the largest step take, and how many cache blocks the rest holds."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import jax
+
+from noria.cache.layout import CacheLayout, blocks_for_request
+from noria.config import EngineConfig
+from noria.errors import ConfigError
+from noria.models.config import DecoderConfig
+from noria.ops.ragged_paged_attention.api import KVCache
+
+_MiB = 2**20
+_CPU_CACHE_LIMIT = 1024 * _MiB  # of the cache on a CPU, where memory is the user's too, unless one request needs more
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes on one device."""
+
+    available: int  # free when the engine started, times memory_utilization
+    weights: int
+    activations: int  # of the largest step, logits included
+    block_bytes: int  # one block of the pool, over all its layer slots
+    num_blocks: int  # the null block included
+    max_concurrency: float  # how many requests of max_model_len fit at the same time
+
+    @property
+    def cache(self) -> int:
+        return self.block_bytes * self.num_blocks
+
+    def __str__(self) -> str:
+        mib = lambda count: f"{count / _MiB:,.0f} MiB"
+        return (
+            f"memory: weights {mib(self.weights)}, largest step {mib(self.activations)}, KV cache {mib(self.cache)} "
+            f"({self.num_blocks:,} blocks, {self.max_concurrency:.1f} requests of max_model_len) "
+            f"of {mib(self.available)}"
+        )
+
+
+def plan_memory(
+    config: EngineConfig,
+    model: DecoderConfig,
+    layout: CacheLayout,
+    *,
+    available: int,
+    weights: int,
+    activation_dtype_bytes: int,
+    cache_dtype: str,
+    on_cpu: bool,
+) -> MemoryPlan:
+    """config: resolved. Raises ConfigError when the pool cannot hold one request of max_model_len tokens."""
+    assert config.max_model_len and config.max_num_batched_tokens and config.max_num_seqs
+    per_layer = KVCache.bytes_per_block(config.block_size, model.num_kv_heads, model.head_dim, cache_dtype)
+    block_bytes = per_layer * layout.slots
+    activations = activation_bytes(config, model, activation_dtype_bytes)
+    chunk = min(config.max_num_batched_tokens, config.max_model_len)
+    one_request = blocks_for_request(layout, config.max_model_len, config.block_size, chunk)
+    smallest = one_request + 1  # the null block
+    room = (available - weights - activations) // block_bytes
+    if config.num_blocks_override is not None:
+        num_blocks = config.num_blocks_override
+    else:
+        limit = config.kv_cache_memory_bytes
+        if limit is None and on_cpu:
+            limit = max(_CPU_CACHE_LIMIT, smallest * block_bytes)
+        num_blocks = room if limit is None else min(room, limit // block_bytes)
+    plan = MemoryPlan(available, weights, activations, block_bytes, num_blocks, (num_blocks - 1) / one_request)
+    if num_blocks < smallest:
+        raise ConfigError(_too_small(config, plan, smallest))
+    if num_blocks > max(room, 0):
+        raise ConfigError(
+            f"num_blocks_override ({num_blocks}) needs {plan.cache / _MiB:,.0f} MiB, more than is left ({plan}); lower it"
+        )
+    return plan
+
+
+def _too_small(config: EngineConfig, plan: MemoryPlan, smallest: int) -> str:
+    option = (
+        "num_blocks_override" if config.num_blocks_override is not None
+        else "kv_cache_memory_bytes" if config.kv_cache_memory_bytes is not None
+        else "memory_utilization"
+    )  # fmt: skip
+    return (
+        f"the KV cache would have {max(plan.num_blocks, 0)} blocks, but one request of max_model_len "
+        f"({config.max_model_len}) tokens needs {smallest} ({smallest * plan.block_bytes / _MiB:,.0f} MiB); "
+        f"lower max_model_len or raise {option}"
+    )
+
+
+def activation_bytes(config: EngineConfig, model: DecoderConfig, dtype_bytes: int) -> int:
+    """An upper estimate of what the largest step holds at a time besides weights and cache."""
+    assert config.max_num_batched_tokens and config.max_num_seqs
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    per_token = dtype_bytes * (4 * model.hidden_size + 3 * model.intermediate_size + 2 * heads)
+    per_row = 4 * 4 * model.vocab_size  # float32 logits, scaled logits, noise, mask
+    return config.max_num_batched_tokens * per_token + config.max_num_seqs * per_row
+
+
+def available_bytes(device: jax.Device) -> int:
+    """Memory that is free on the device; on a CPU what the system could give without swapping."""
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats:
+        return stats["bytes_limit"] - stats["bytes_in_use"]
+    try:
+        with open("/proc/meminfo") as lines:
+            fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,0 +1,190 @@
+"""The model runner: holds weights, cache and compiled programs, and runs the steps that schedules describe.
+
+The verbs are the field's. A schedule is all it needs, whichever scheduler made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from noria.batch.buckets import Buckets
+from noria.batch.inputs import BatchShape
+from noria.batch.pack import StepInputs, pack
+from noria.batch.persistent import PersistentBatch
+from noria.cache.layout import CacheLayout, plan_layout
+from noria.config import EngineConfig
+from noria.models.decoder import Decoder
+from noria.nn.param import param_bytes, random_params
+from noria.ops.ragged_paged_attention.api import KVCache, choose
+from noria.runner.capture import CaptureReport, Programs, made_up_steps, use_compile_cache
+from noria.runner.memory import MemoryPlan, available_bytes, plan_memory
+from noria.scheduler.schedule import Schedule, StepResult
+from noria.step.programs import StepPrograms
+from noria.weights.base import Checkpoint
+from noria.weights.load import load_weights, place_on
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """The tokens of a step. They stay on the device until `result` asks for them."""
+
+    batch: PersistentBatch
+    inputs: StepInputs
+    request_ids: tuple[str, ...]
+    generations: np.ndarray  # of the batch rows, to tell a row that has since been given to another request
+    token_ids: jax.Array | None  # [request bucket]; None when no row samples
+
+    def result(self) -> StepResult:
+        """Waits for the step, and makes its tokens known to the batch."""
+        sampled: dict[str, list[int]] = {request_id: [] for request_id in self.request_ids}
+        if self.token_ids is None:
+            return StepResult(sampled)
+        token_ids = np.asarray(self.token_ids).tolist()
+        for index in np.flatnonzero(self.inputs.samples).tolist():
+            row = int(self.inputs.rows[index])
+            sampled[self.request_ids[index]].append(token_ids[index])
+            if self.batch.generation[row] == self.generations[index]:
+                self.batch.append(row, token_ids[index])
+        return StepResult(sampled)
+
+
+class ModelRunner:
+    """One model on one device. Call, in this order: load_model, initialize_kv_cache, capture_model; then steps.
+
+    A step is execute_model followed by sample_tokens: between the two the device is at work and the host is free.
+    """
+
+    def __init__(
+        self, config: EngineConfig, model: Decoder, dtype: str, device: jax.Device, num_valid_tokens: int
+    ) -> None:
+        """config: resolved. dtype: of weights and activations. num_valid_tokens: ids the tokenizer knows."""
+        assert config.max_model_len and config.max_num_seqs and config.max_num_batched_tokens
+        self.config = config
+        self.model = model
+        self.device = device
+        self.dtype = dtype
+        self.cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        self.layout: CacheLayout = plan_layout(model.config.windows)
+        self.buckets = Buckets.of(config)
+        blocks = -(-config.max_model_len // config.block_size)
+        self.shape = BatchShape(config.max_num_seqs, self.layout.num_groups, blocks)
+        self.batch = PersistentBatch(self.shape, config.max_model_len)
+        self._num_valid_tokens = min(num_valid_tokens, model.config.vocab_size)
+        self._programs = Programs(config.strict_compile)
+        self._weights: Any = None
+        self._cache: KVCache | None = None
+        self._steps: StepPrograms | None = None
+        self._executed: tuple[Schedule, StepInputs, jax.Array] | None = None
+        use_compile_cache(config.compile_cache_dir or "")
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    @property
+    def num_programs(self) -> int:
+        return len(self._programs)
+
+    @property
+    def compiles_after_warmup(self) -> int:
+        return self._programs.after_warmup.programs
+
+    def load_model(self, checkpoint: Checkpoint | None, progress: Callable[[int, int], None] | None = None) -> None:
+        """From a checkpoint, or, when there is none, random weights."""
+        declaration = self.model.declaration()
+        if checkpoint is None:
+            with jax.default_device(self.device):
+                self._weights = random_params(declaration, self.dtype, self.config.seed or 0)
+        else:
+            self._weights = load_weights(checkpoint, declaration, self.dtype, place_on(self.device), progress)
+
+    def profile_run(self) -> MemoryPlan:
+        """How the device's memory is divided. Raises ConfigError when one request of max_model_len does not fit.
+
+        May be called before load_model: nothing but the declaration of the weights is needed.
+        """
+        weights = param_bytes(self.model.declaration(), self.dtype)
+        loaded = weights if self._weights is not None else 0
+        return plan_memory(
+            self.config,
+            self.model.config,
+            self.layout,
+            available=int((available_bytes(self.device) + loaded) * self.config.memory_utilization),
+            weights=weights,
+            activation_dtype_bytes=jnp.dtype(self.dtype).itemsize,
+            cache_dtype=self.cache_dtype,
+            on_cpu=self.device.platform == "cpu",
+        )
+
+    def get_kv_cache_spec(self, num_blocks: int) -> KVCache:
+        """Shapes of the cache arrays."""
+        c = self.model.config
+        return KVCache.abstract(
+            self.layout.slots * num_blocks, self.config.block_size, c.num_kv_heads, c.head_dim, self.cache_dtype
+        )
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """num_blocks: of the pool, the null block included."""
+        with jax.default_device(self.device):
+            self._cache = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.get_kv_cache_spec(num_blocks))
+        self._steps = StepPrograms(
+            model=self.model,
+            shape=self.shape,
+            layout=self.layout,
+            num_blocks=num_blocks,
+            num_valid_tokens=self._num_valid_tokens,
+            attention=choose(self.config.attention_backend),
+        )
+
+    def capture_model(self, progress: Callable[[int, int], None] | None = None) -> CaptureReport:
+        """Compiles every program that the buckets allow."""
+        c = self.config
+        assert c.max_model_len and c.max_num_batched_tokens and c.compile_threads
+        jobs = {}
+        for inputs in made_up_steps(self.shape, self.buckets, c.max_model_len, c.max_num_batched_tokens):
+            jobs[("forward", inputs.num_tokens)] = self._forward_job(inputs)
+            jobs[("sample", inputs.num_rows)] = self._sample_job(inputs)
+        return self._programs.capture(jobs, c.compile_threads, progress)
+
+    def execute_model(self, schedule: Schedule) -> None:
+        """Dispatches the forward pass of a step; its tokens come from sample_tokens."""
+        self.batch.apply(schedule)
+        inputs = pack(schedule, self.batch, self.buckets)
+        self._cache, hidden = self._programs.call(
+            ("forward", inputs.num_tokens), self._forward_job(inputs), self._weights, self._cache, inputs.forward
+        )
+        self._executed = (schedule, inputs, hidden)
+
+    def sample_tokens(self) -> SampledTokens:
+        """Dispatches head and sampler of the step that execute_model began."""
+        assert self._executed is not None, "execute_model comes first"
+        _, inputs, hidden = self._executed
+        self._executed = None
+        token_ids = None
+        if inputs.samples.any():
+            token_ids = self._programs.call(
+                ("sample", inputs.num_rows), self._sample_job(inputs), self._weights, hidden, inputs.sample
+            )
+        request_ids = tuple(self.batch.request_ids[row] or "" for row in inputs.rows)
+        return SampledTokens(self.batch, inputs, request_ids, self.batch.generation[inputs.rows], token_ids)
+
+    def close(self) -> None:
+        """Gives the device's memory back."""
+        self._programs.close()
+        self._weights = self._cache = self._executed = None
+
+    def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:
+        assert self._steps is not None
+        forward = jax.jit(self._steps.forward, donate_argnums=1)
+        return lambda: forward.lower(self._weights, self._cache, inputs.forward).compile()
+
+    def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
+        assert self._steps is not None
+        rows = jax.ShapeDtypeStruct((self.shape.num_rows, self.model.config.hidden_size), self.dtype)
+        return lambda: jax.jit(self._steps.sample).lower(self._weights, rows, inputs.sample).compile()

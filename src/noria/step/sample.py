@@ -1,0 +1,97 @@
+"""From logits to one token per row, on the device. A row's token depends on nothing but that row.
+
+Nothing is sorted: the k-th largest logit and the nucleus are thresholds, found by bisection over the bits of a float.
+Each of the 32 rounds is one pass over the logits, where sorting a vocabulary of 262,144 takes far longer on any device,
+and tokens that tie with the last one kept are all kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from noria.batch.inputs import SampleInputs
+
+_MASKED = -jnp.inf
+
+
+def sample(logits: jax.Array, inputs: SampleInputs, num_tokens: int) -> jax.Array:
+    """logits [R, V] float32 -> token ids [R] int32.
+
+    num_tokens: size of the tokenizer's vocabulary; ids from there to V are padding and never sampled. Order of the
+    filters: banned tokens, temperature, top-k, top-p (of what top-k left), min-p.
+    """
+    logits = _ban(logits, inputs, num_tokens)
+    greedy = jnp.argmax(logits, axis=-1)
+    is_random = inputs.temperature > 0
+
+    def draw(logits: jax.Array) -> jax.Array:
+        scaled = logits / jnp.where(is_random, inputs.temperature, 1.0)[:, None]
+        # Without the subtraction a tiny temperature overflows to infinity, and inf - inf is not a number.
+        scaled = scaled - jnp.max(scaled, axis=-1, keepdims=True)
+        filters = is_random & ((inputs.top_k > 0) | (inputs.top_p < 1) | (inputs.min_p > 0))
+        scaled = lax.cond(jnp.any(filters), lambda x: _filter(x, inputs), lambda x: x, scaled)
+        # The Gumbel-max trick: argmax(logits + Gumbel noise) is a draw from softmax(logits).
+        return jnp.argmax(scaled + _noise(inputs, logits.shape[1]), axis=-1)
+
+    random = lax.cond(jnp.any(is_random), draw, lambda _: greedy, logits)
+    return jnp.where(is_random, random, greedy).astype(jnp.int32)
+
+
+def _ban(logits: jax.Array, inputs: SampleInputs, num_tokens: int) -> jax.Array:
+    """Masks vocabulary padding, and each row's first num_banned banned ids."""
+    rows, vocab = logits.shape
+    logits = jnp.where(jnp.arange(vocab) < num_tokens, logits, _MASKED)
+    active = jnp.arange(inputs.banned.shape[1]) < inputs.num_banned[:, None]  # [R, MAX_BANNED]
+    columns = jnp.where(active, inputs.banned, vocab)  # out of range: dropped
+    return logits.at[jnp.arange(rows)[:, None], columns].set(_MASKED, mode="drop")
+
+
+def _noise(inputs: SampleInputs, vocab: int) -> jax.Array:
+    """Gumbel noise [R, V], a pure function of each row's (request key, token position)."""
+
+    def row(low: jax.Array, high: jax.Array, position: jax.Array) -> jax.Array:
+        words = lax.bitcast_convert_type(jnp.stack([high, low]), jnp.uint32)
+        key = jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), position)
+        return jax.random.gumbel(key, (vocab,), jnp.float32)
+
+    return jax.vmap(row)(inputs.key_low, inputs.key_high, inputs.position)
+
+
+def _filter(logits: jax.Array, inputs: SampleInputs) -> jax.Array:
+    """logits [R, V] with a maximum of 0 -> the same with what top-k, top-p and min-p exclude masked."""
+    k = jnp.where(inputs.top_k > 0, inputs.top_k, logits.shape[1])
+    floor = _largest_key(logits, lambda kept: jnp.sum(kept, axis=-1) >= k)
+    logits = jnp.where(_sortable(logits) >= floor[:, None], logits, _MASKED)
+
+    weights = jnp.exp(logits)
+    nucleus = inputs.top_p * jnp.sum(weights, axis=-1)
+    floor = _largest_key(logits, lambda kept: jnp.sum(jnp.where(kept, weights, 0), axis=-1) >= nucleus)
+    limited = (inputs.top_p < 1)[:, None] & (_sortable(logits) < floor[:, None])
+    logits = jnp.where(limited, _MASKED, logits)
+
+    # The largest logit is 0, so exp(logit) is the probability relative to the largest.
+    return jnp.where(weights < inputs.min_p[:, None], _MASKED, logits)
+
+
+def _sortable(x: jax.Array) -> jax.Array:
+    """float32 -> uint32 keys in the same order."""
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _largest_key(logits: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """[R] uint32: the largest key such that what lies at or above it is still enough.
+
+    enough: kept [R, V] bool -> [R] bool, true for everything, and monotone in the set kept.
+    """
+    keys = _sortable(logits)
+
+    def set_bit(index: jax.Array, floor: jax.Array) -> jax.Array:
+        candidate = floor | (jnp.uint32(1 << 31) >> index.astype(jnp.uint32))
+        return jnp.where(enough(keys >= candidate[:, None]), candidate, floor)
+
+    return lax.fori_loop(0, 32, set_bit, jnp.zeros(logits.shape[0], jnp.uint32))
