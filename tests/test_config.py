@@ -244,7 +244,8 @@ def test_resolve_keeps_what_was_given() -> None:
         compile_cache_dir="",
         extra_token_buckets=(5,),
     )
-    assert given.resolve(LIMITS, "cpu") == given
+    resolved = given.resolve(LIMITS, "cpu")
+    assert dataclasses.asdict(resolved) == dataclasses.asdict(given)
 
 
 def test_resolve_is_idempotent_and_leaves_the_original_alone() -> None:

@@ -130,7 +130,7 @@ class EngineConfig:
     strict_compile: bool = False  # raise when a compile happens after warm-up
 
     def __post_init__(self) -> None:
-        for field, kind in _hints(EngineConfig).items():
+        for field, kind in _hints(type(self)).items():
             value = getattr(self, field)
             if field == "extra_token_buckets" and isinstance(value, list):
                 object.__setattr__(self, field, value := tuple(value))
@@ -159,7 +159,7 @@ class EngineConfig:
                 raise ConfigError(f"unknown option {name}; {hint}")
         return cls(**options)
 
-    def resolve(self, limits: ModelLimits, platform: str) -> EngineConfig:
+    def resolve(self, limits: ModelLimits, platform: str) -> ResolvedConfig:
         """A copy in which every None that is a size has become a number, checked against each other and the model.
 
         platform: "cpu", "gpu" or "tpu". Raises ConfigError.
@@ -178,16 +178,27 @@ class EngineConfig:
                 f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({max_num_seqs}), so that every "
                 "running request can advance in each step; raise the one or lower the other"
             )
-        return dataclasses.replace(
-            self,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
-            compile_threads=self.compile_threads or min(8, os.cpu_count() or 1),
-            compile_cache_dir=str(cache_home() / "programs")
+        sizes = {
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": min(budget, max_num_seqs * max_model_len),
+            "compile_threads": self.compile_threads or min(8, os.cpu_count() or 1),
+            "compile_cache_dir": str(cache_home() / "programs")
             if self.compile_cache_dir is None
             else self.compile_cache_dir,
-        )
+        }
+        return ResolvedConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | sizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig(EngineConfig):
+    """An EngineConfig whose sizes are all known and fit each other and the model. Made by EngineConfig.resolve."""
+
+    max_model_len: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    compile_threads: int = 0
+    compile_cache_dir: str = ""  # "" for none
 
 
 def cache_home() -> Path:

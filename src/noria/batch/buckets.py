@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from noria.config import EngineConfig
+from noria.config import ResolvedConfig
 
 MIN_TOKEN_BUCKET = 16
 MIN_REQUEST_BUCKET = 8
@@ -41,9 +41,7 @@ class Buckets:
     requests: tuple[int, ...]
 
     @staticmethod
-    def of(config: EngineConfig) -> Buckets:
-        """config: resolved."""
-        assert config.max_num_batched_tokens is not None and config.max_num_seqs is not None
+    def of(config: ResolvedConfig) -> Buckets:
         tokens = token_buckets(config.max_num_batched_tokens, config.token_bucket_gap, config.extra_token_buckets)
         return Buckets(tokens, request_buckets(config.max_num_seqs))
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from noria.config import EngineConfig, SamplingParams
+from noria.config import EngineConfig, ResolvedConfig, SamplingParams
 from noria.engine.admission import Prompt
 from noria.engine.front import EngineFront
 from noria.engine.llm import EngineStats
@@ -53,7 +53,7 @@ class AsyncLLM:
         self._thread.start()
 
     @property
-    def config(self) -> EngineConfig:
+    def config(self) -> ResolvedConfig:
         return self._front.engine.config
 
     @property

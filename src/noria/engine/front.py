@@ -45,7 +45,6 @@ class EngineFront:
     """Prompts in, RequestOutputs out, one step at a time. Not safe to use from several threads."""
 
     def __init__(self, engine: Engine) -> None:
-        assert engine.config.max_model_len
         self.engine = engine
         self.admission = Admission(
             engine.tokenizer,

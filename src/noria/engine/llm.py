@@ -6,9 +6,9 @@ import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from noria.config import EngineConfig, SamplingParams
+from noria.config import EngineConfig, ResolvedConfig, SamplingParams
 from noria.engine.admission import Prompt
 from noria.engine.front import EngineFront
 from noria.engine.outputs import RequestOutput
@@ -48,7 +48,7 @@ class LLM:
         self._outbox: dict[str, deque[RequestOutput]] = {}  # by request id, of everybody who waits
 
     @property
-    def config(self) -> EngineConfig:
+    def config(self) -> ResolvedConfig:
         """With every size that was left open filled in."""
         return self._front.engine.config
 
@@ -161,5 +161,5 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if not isinstance(prompts, Sequence):
         raise RequestError(f"prompts must be a string, token ids, or a list of prompts, not {type(prompts).__name__}")
     if prompts and all(isinstance(item, int) for item in prompts):
-        return [prompts]  # pyright: ignore[reportReturnType]
-    return list(prompts)  # pyright: ignore[reportArgumentType]
+        return [cast("Sequence[int]", prompts)]
+    return list(cast("Sequence[Prompt]", prompts))

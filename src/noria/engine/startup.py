@@ -8,11 +8,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from noria.cache.paged_cache import PagedCache
-from noria.config import EngineConfig, ModelLimits, cache_home
+from noria.config import EngineConfig, ModelLimits, ResolvedConfig, cache_home
 from noria.engine.core import EngineCore
 from noria.errors import ConfigError
 from noria.models.registry import build_model
@@ -48,7 +49,7 @@ class StartupReport:
 class Engine:
     """A started engine and what its fronts need to know."""
 
-    config: EngineConfig  # resolved
+    config: ResolvedConfig
     core: EngineCore
     tokenizer: Tokenizer
     vocab_size: int
@@ -64,13 +65,13 @@ def start(config: EngineConfig, progress: ProgressBar | None = None) -> Engine:
     bar = progress or (lambda _: nullcontext(lambda done, total: None))
     device = _device(config.device)
     path = resolve_model(config.model, config.revision, cache_home())
-    with open_checkpoint(path) as checkpoint:
+    with open_checkpoint(path, config_only=config.load_format == "dummy") as checkpoint:
         model = build_model(checkpoint.config)
         limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
-        config = config.resolve(limits, device.platform)
+        resolved = config.resolve(limits, device.platform)
         tokenizer = _tokenizer(config, path)
         dtype = _dtype(config, checkpoint, device.platform)
-        runner = ModelRunner(config, model, dtype, device, tokenizer.vocab_size or model.config.vocab_size)
+        runner = ModelRunner(resolved, model, dtype, device, tokenizer.vocab_size or model.config.vocab_size)
         plan = runner.profile_run()
         begin = time.perf_counter()
         with bar("loading weights") as show:
@@ -82,13 +83,11 @@ def start(config: EngineConfig, progress: ProgressBar | None = None) -> Engine:
         capture = runner.capture_model(show)
     report = StartupReport(capture.programs, capture.compiled, load_s, capture.seconds, plan)
     _log.info("%s", report)
-    return Engine(
-        config, EngineCore(runner, _scheduler(config, runner, plan)), tokenizer, model.config.vocab_size, eos, report
-    )
+    core = EngineCore(runner, _scheduler(resolved, runner, plan))
+    return Engine(resolved, core, tokenizer, model.config.vocab_size, eos, report)
 
 
-def _scheduler(config: EngineConfig, runner: ModelRunner, plan: MemoryPlan) -> Scheduler:
-    assert config.max_num_seqs and config.max_num_batched_tokens and config.max_model_len
+def _scheduler(config: ResolvedConfig, runner: ModelRunner, plan: MemoryPlan) -> Scheduler:
     cache = PagedCache(runner.layout, plan.num_blocks, config.block_size, config.enable_prefix_caching)
     return Scheduler(
         cache,
@@ -105,7 +104,7 @@ def _tokenizer(config: EngineConfig, model: Path) -> Tokenizer:
     return load_tokenizer(Path(config.tokenizer) if config.tokenizer else model)
 
 
-def _device(name: str) -> jax.Device:
+def _device(name: str) -> Any:  # a jax.Device
     if name == "auto":
         return jax.devices()[0]
     try:

@@ -35,21 +35,21 @@ class LayerWeights:
     k: Leaf
     v: Leaf
     o: Leaf
-    q_bias: Leaf | None
-    k_bias: Leaf | None
-    v_bias: Leaf | None
-    o_bias: Leaf | None
-    q_norm: Leaf | None
-    k_norm: Leaf | None
-    attention_post_norm: Leaf | None
+    q_bias: Leaf
+    k_bias: Leaf
+    v_bias: Leaf
+    o_bias: Leaf
+    q_norm: Leaf
+    k_norm: Leaf
+    attention_post_norm: Leaf
     mlp_norm: Leaf
     gate: Leaf
     up: Leaf
     down: Leaf
-    gate_bias: Leaf | None
-    up_bias: Leaf | None
-    down_bias: Leaf | None
-    mlp_post_norm: Leaf | None
+    gate_bias: Leaf
+    up_bias: Leaf
+    down_bias: Leaf
+    mlp_post_norm: Leaf
 
 
 @tree_util.register_dataclass
@@ -58,7 +58,7 @@ class DecoderWeights:
     embedding: Leaf  # [V, E]
     layers: LayerWeights
     final_norm: Leaf  # [E]
-    head: Leaf | None  # [V, E]; None when tied to the embedding
+    head: Leaf  # [V, E]; None when tied to the embedding
 
 
 class Decoder:
@@ -144,7 +144,7 @@ class Decoder:
         cap = self.config.final_soft_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
-    def _norm(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+    def _norm(self, x: jax.Array, weight: Leaf) -> jax.Array:
         return rms_norm(x, weight, self.config.norm_epsilon, self.config.norm_offset)
 
     def _attention(

@@ -34,12 +34,12 @@ class CompileWatch:
         self._counts: dict[int, CompileCount] = {}  # by thread
         self._lock = threading.Lock()
 
-        def on_duration(event: str, duration: float, **_: object) -> None:
+        def on_duration(event: str, duration_secs: float, **kwargs: str | int) -> None:
             if event == _COMPILE and (count := self._counts.get(threading.get_ident())) is not None:
                 with self._lock:
                     count.programs += 1
 
-        def on_event(event: str, **_: object) -> None:
+        def on_event(event: str, **kwargs: str | int) -> None:
             if event == _CACHE_HIT and (count := self._counts.get(threading.get_ident())) is not None:
                 with self._lock:
                     count.cache_hits += 1

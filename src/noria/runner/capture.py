@@ -138,7 +138,7 @@ def use_compile_cache(folder: str) -> None:
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"compile_cache_dir {folder}: {error.strerror}; choose another folder") from None
-    if jax.config.jax_compilation_cache_dir != (folder or None):
+    if jax.config.values["jax_compilation_cache_dir"] != (folder or None):
         compilation_cache.reset_cache()
         jax.config.update("jax_compilation_cache_dir", folder or None)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

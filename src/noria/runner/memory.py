@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-
-import jax
+from typing import Any
 
 from noria.cache.layout import CacheLayout, blocks_for_request
-from noria.config import EngineConfig
+from noria.config import ResolvedConfig
 from noria.errors import ConfigError
 from noria.models.config import DecoderConfig
 from noria.ops.ragged_paged_attention.api import KVCache
@@ -42,7 +41,7 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: EngineConfig,
+    config: ResolvedConfig,
     model: DecoderConfig,
     layout: CacheLayout,
     *,
@@ -52,8 +51,7 @@ def plan_memory(
     cache_dtype: str,
     on_cpu: bool,
 ) -> MemoryPlan:
-    """config: resolved. Raises ConfigError when the pool cannot hold one request of max_model_len tokens."""
-    assert config.max_model_len and config.max_num_batched_tokens and config.max_num_seqs
+    """Raises ConfigError when the pool cannot hold one request of max_model_len tokens."""
     per_layer = KVCache.bytes_per_block(config.block_size, model.num_kv_heads, model.head_dim, cache_dtype)
     block_bytes = per_layer * layout.slots
     activations = activation_bytes(config, model, activation_dtype_bytes)
@@ -72,13 +70,11 @@ def plan_memory(
     if num_blocks < smallest:
         raise ConfigError(_too_small(config, plan, smallest))
     if num_blocks > max(room, 0):
-        raise ConfigError(
-            f"num_blocks_override ({num_blocks}) needs {plan.cache / _MiB:,.0f} MiB, more than is left ({plan}); lower it"
-        )
+        raise ConfigError(f"num_blocks_override ({num_blocks}) does not fit, lower it: {plan}")
     return plan
 
 
-def _too_small(config: EngineConfig, plan: MemoryPlan, smallest: int) -> str:
+def _too_small(config: ResolvedConfig, plan: MemoryPlan, smallest: int) -> str:
     option = (
         "num_blocks_override" if config.num_blocks_override is not None
         else "kv_cache_memory_bytes" if config.kv_cache_memory_bytes is not None
@@ -91,17 +87,16 @@ def _too_small(config: EngineConfig, plan: MemoryPlan, smallest: int) -> str:
     )
 
 
-def activation_bytes(config: EngineConfig, model: DecoderConfig, dtype_bytes: int) -> int:
+def activation_bytes(config: ResolvedConfig, model: DecoderConfig, dtype_bytes: int) -> int:
     """An upper estimate of what the largest step holds at a time besides weights and cache."""
-    assert config.max_num_batched_tokens and config.max_num_seqs
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     per_token = dtype_bytes * (4 * model.hidden_size + 3 * model.intermediate_size + 2 * heads)
     per_row = 4 * 4 * model.vocab_size  # float32 logits, scaled logits, noise, mask
     return config.max_num_batched_tokens * per_token + config.max_num_seqs * per_row
 
 
-def available_bytes(device: jax.Device) -> int:
-    """Memory that is free on the device; on a CPU what the system could give without swapping."""
+def available_bytes(device: Any) -> int:
+    """Memory that is free on the device (a jax.Device); on a CPU what the system could give without swapping."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats:
         return stats["bytes_limit"] - stats["bytes_in_use"]

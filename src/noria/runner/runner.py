@@ -18,7 +18,7 @@ from noria.batch.inputs import BatchShape
 from noria.batch.pack import StepInputs, pack
 from noria.batch.persistent import PersistentBatch
 from noria.cache.layout import CacheLayout, plan_layout
-from noria.config import EngineConfig
+from noria.config import ResolvedConfig
 from noria.models.decoder import Decoder
 from noria.nn.param import param_bytes, random_params
 from noria.ops.ragged_paged_attention.api import KVCache, choose
@@ -60,11 +60,8 @@ class ModelRunner:
     A step is execute_model followed by sample_tokens: between the two the device is at work and the host is free.
     """
 
-    def __init__(
-        self, config: EngineConfig, model: Decoder, dtype: str, device: jax.Device, num_valid_tokens: int
-    ) -> None:
-        """config: resolved. dtype: of weights and activations. num_valid_tokens: ids the tokenizer knows."""
-        assert config.max_model_len and config.max_num_seqs and config.max_num_batched_tokens
+    def __init__(self, config: ResolvedConfig, model: Decoder, dtype: str, device: Any, num_valid_tokens: int) -> None:
+        """dtype: of weights and activations. device: a jax.Device. num_valid_tokens: ids the tokenizer knows."""
         self.config = config
         self.model = model
         self.device = device
@@ -79,8 +76,9 @@ class ModelRunner:
         self._programs = Programs(config.strict_compile)
         self._weights: Any = None
         self._cache: KVCache | None = None
-        self._steps: StepPrograms | None = None
-        self._executed: tuple[Schedule, StepInputs, jax.Array] | None = None
+        self._forward: Any = None
+        self._sample: Any = None
+        self._executed: tuple[StepInputs, jax.Array] | None = None  # by execute_model, for sample_tokens
         use_compile_cache(config.compile_cache_dir or "")
 
     @property
@@ -133,7 +131,7 @@ class ModelRunner:
         """num_blocks: of the pool, the null block included."""
         with jax.default_device(self.device):
             self._cache = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.get_kv_cache_spec(num_blocks))
-        self._steps = StepPrograms(
+        steps = StepPrograms(
             model=self.model,
             shape=self.shape,
             layout=self.layout,
@@ -141,11 +139,12 @@ class ModelRunner:
             num_valid_tokens=self._num_valid_tokens,
             attention=choose(self.config.attention_backend),
         )
+        self._forward = jax.jit(steps.forward, donate_argnums=1)
+        self._sample = jax.jit(steps.sample)
 
     def capture_model(self, progress: Callable[[int, int], None] | None = None) -> CaptureReport:
         """Compiles every program that the buckets allow."""
         c = self.config
-        assert c.max_model_len and c.max_num_batched_tokens and c.compile_threads
         jobs = {}
         for inputs in made_up_steps(self.shape, self.buckets, c.max_model_len, c.max_num_batched_tokens):
             jobs[("forward", inputs.num_tokens)] = self._forward_job(inputs)
@@ -159,12 +158,12 @@ class ModelRunner:
         self._cache, hidden = self._programs.call(
             ("forward", inputs.num_tokens), self._forward_job(inputs), self._weights, self._cache, inputs.forward
         )
-        self._executed = (schedule, inputs, hidden)
+        self._executed = (inputs, hidden)
 
     def sample_tokens(self) -> SampledTokens:
         """Dispatches head and sampler of the step that execute_model began."""
         assert self._executed is not None, "execute_model comes first"
-        _, inputs, hidden = self._executed
+        inputs, hidden = self._executed
         self._executed = None
         token_ids = None
         if inputs.samples.any():
@@ -177,14 +176,11 @@ class ModelRunner:
     def close(self) -> None:
         """Gives the device's memory back."""
         self._programs.close()
-        self._weights = self._cache = self._executed = None
+        self._weights = self._cache = self._executed = self._forward = self._sample = None
 
     def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        assert self._steps is not None
-        forward = jax.jit(self._steps.forward, donate_argnums=1)
-        return lambda: forward.lower(self._weights, self._cache, inputs.forward).compile()
+        return lambda: self._forward.lower(self._weights, self._cache, inputs.forward).compile()
 
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        assert self._steps is not None
         rows = jax.ShapeDtypeStruct((self.shape.num_rows, self.model.config.hidden_size), self.dtype)
-        return lambda: jax.jit(self._steps.sample).lower(self._weights, rows, inputs.sample).compile()
+        return lambda: self._sample.lower(self._weights, rows, inputs.sample).compile()

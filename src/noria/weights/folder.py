@@ -38,7 +38,8 @@ class _Entry:
 class FolderCheckpoint(Checkpoint):
     """See Checkpoint. Tensors are float32, float16 or bfloat16; others may be there but not be read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config_only: bool = False) -> None:
+        """config_only: do not look for tensors; the native dtype is the one that the config names."""
         self.path = path
         if not (path / "config.json").exists():
             found = next(iter(sorted(path.glob("*.gguf"))), None)
@@ -53,15 +54,22 @@ class FolderCheckpoint(Checkpoint):
         self.quantized = False
         self._blobs: list[Blob] = []
         try:
-            self._entries = self._open_files()
+            self._entries = {} if config_only else self._open_files()
         except WeightsError:
             self.close()
             raise
+        self.native_dtype = self._named_dtype() if config_only else self._stored_dtype()
+
+    def _named_dtype(self) -> str:
+        named = self.config.get("dtype") or self.config.get("torch_dtype")
+        return named if named in ("bfloat16", "float16") else "float32"
+
+    def _stored_dtype(self) -> str:
         counts = Counter[str]()
         for entry in self._entries.values():
             if entry.dtype in _DTYPES:
                 counts[entry.dtype] += math.prod(entry.shape)
-        self.native_dtype = _DTYPES[max(counts, key=lambda kind: counts[kind], default="F32")].name
+        return _DTYPES[max(counts, key=lambda kind: counts[kind], default="F32")].name
 
     def names(self) -> frozenset[str]:
         return frozenset(self._entries)

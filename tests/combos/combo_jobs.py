@@ -1,0 +1,71 @@
+"""What is asked of an engine in the combination tests: random prompts with random sampling parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from dataclasses import dataclass, field
+
+from combo_models import VOCAB_SIZE
+
+from noria.config import SamplingParams
+
+MAX_MODEL_LEN = 320
+MAX_PROMPT = 300
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request. Everything its answer may depend on is in here; when and beside whom it runs is not."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    cache_salt: str | None = None  # may change what is found in the prefix cache, but not the answer
+    priority: int = 0
+
+    def with_params(self, **changes: object) -> Job:
+        return dataclasses.replace(self, params=dataclasses.replace(self.params, **changes))
+
+
+def make_jobs(count: int, seed: int) -> list[Job]:
+    """Half of the prompts continue one of a few common beginnings, so that there is something to find in the cache."""
+    rng = random.Random(seed)
+    beginnings = [_tokens(rng, length) for length in (16, 33, 48, 100, 200)]
+    return [Job(_prompt(rng, beginnings), _params(rng), _salt(rng), rng.randrange(3)) for _ in range(count)]
+
+
+def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(rng.choices(range(3, VOCAB_SIZE), k=count))
+
+
+def _prompt(rng: random.Random, beginnings: list[tuple[int, ...]]) -> tuple[int, ...]:
+    kind = rng.random()
+    if kind < 0.5:
+        return rng.choice(beginnings) + _tokens(rng, rng.randint(1, 60))
+    if kind < 0.6:
+        return rng.choice(beginnings)  # the whole prompt may be in the cache
+    if kind < 0.8:
+        return _tokens(rng, rng.randint(1, 24))
+    return _tokens(rng, rng.randint(1, MAX_PROMPT))
+
+
+def _params(rng: random.Random) -> SamplingParams:
+    max_tokens = rng.randint(1, 24)
+    stops = rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 1, 12]))
+    ends = {"max_tokens": max_tokens, "stop_token_ids": stops, "ignore_eos": rng.random() < 0.3}
+    if rng.random() < 0.3:
+        ends["min_tokens"] = rng.randint(1, max_tokens)
+    if rng.random() < 0.4:
+        return SamplingParams(temperature=0.0, **ends)
+    return SamplingParams(
+        temperature=rng.choice([0.3, 0.8, 1.0, 1.5, 4.0]),
+        top_k=rng.choice([0, 0, 1, 5, 40]),
+        top_p=rng.choice([1.0, 1.0, 0.5, 0.9]),
+        min_p=rng.choice([0.0, 0.0, 0.02, 0.2]),
+        seed=rng.choice([0, 1, rng.getrandbits(64), -rng.getrandbits(62)]),
+        **ends,
+    )
+
+
+def _salt(rng: random.Random) -> str | None:
+    return rng.choice([None, None, None, "a"])

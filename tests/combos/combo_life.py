@@ -1,0 +1,169 @@
+"""Engines of the combination tests, and the life they lead: arrivals, steps, aborts, and the checks in between."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from combo_jobs import MAX_MODEL_LEN, Job
+
+from noria.config import EngineConfig
+from noria.engine.admission import Admission
+from noria.engine.core import EngineCore
+from noria.engine.request import FinishReason, Request, RequestStatus
+from noria.engine.startup import start
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+    @staticmethod
+    def of(request: Request) -> Answer:
+        return Answer(tuple(request.output_token_ids), request.finish_reason, request.stop_reason)
+
+
+class InFlight:
+    """The runner, with something happening on the host while a step is on the device."""
+
+    def __init__(self, runner: Any, meanwhile: Callable[[], None]) -> None:
+        self._runner = runner
+        self._meanwhile = meanwhile
+        self.execute_model = runner.execute_model
+
+    def sample_tokens(self) -> Any:
+        sampled = self._runner.sample_tokens()
+        self._meanwhile()
+        return sampled
+
+
+class Rig:
+    """An engine at the level of its core: token ids, steps, and nothing that hides when what happens."""
+
+    def __init__(self, model: Path, compile_cache_dir: str, **options: Any) -> None:
+        fixed = {"skip_tokenizer_init": True, "load_format": "dummy", "seed": 7, "max_model_len": MAX_MODEL_LEN}
+        given = {"dtype": "float32", "strict_compile": True, "compile_cache_dir": compile_cache_dir} | options
+        engine = start(EngineConfig.from_options(model=str(model), **fixed, **given))
+        self.core: EngineCore = engine.core
+        self.scheduler = engine.core.scheduler
+        self.runner = engine.core.runner
+        self.core.runner = InFlight(self.runner, self._meanwhile)  # pyright: ignore[reportAttributeAccessIssue]
+        self.admission = Admission(
+            engine.tokenizer,
+            vocab_size=engine.vocab_size,
+            max_model_len=MAX_MODEL_LEN,
+            eos_token_ids=engine.eos_token_ids,
+            seed=0,
+        )
+        self._actions: list[Callable[[], None]] = []
+
+    def submit(self, name: str, job: Job) -> list[Request]:
+        """The requests (params.n of them) are called name:0, name:1 and so on."""
+        prompt, params = list(job.prompt), job.params
+        requests = self.admission.requests(name, prompt, params, cache_salt=job.cache_salt, priority=job.priority)
+        for request in requests:
+            self.core.add(request)
+        return requests
+
+    def alone(self, job: Job) -> list[Answer]:
+        """The answers of a job that has the engine to itself, one sequence after the other."""
+        answers = []
+        for request in self.admission.requests("alone", list(job.prompt), job.params):
+            self.core.add(request)
+            while self.scheduler.has_unfinished:
+                self.core.step()
+            answers.append(Answer.of(request))
+        return answers
+
+    def step(self, meanwhile: Callable[[], None] | None = None) -> None:
+        """One step; `meanwhile` runs when the device has the step and its result is not yet known."""
+        self._actions = [meanwhile] if meanwhile else []
+        for request, token_ids in self.core.step():
+            assert token_ids
+            assert request.output_token_ids[-len(token_ids) :] == token_ids
+        self.scheduler.check_integrity()
+
+    def _meanwhile(self) -> None:
+        for action in self._actions:
+            action()
+
+    def check_idle(self) -> None:
+        """Nothing waits, nothing is lost, nothing was compiled while serving."""
+        assert not self.scheduler.has_unfinished
+        self.scheduler.check_integrity()
+        stats = self.scheduler.stats.cache
+        assert (stats.num_used, stats.num_free) == (0, stats.num_blocks)
+        assert self.runner.compiles_after_warmup == 0
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+class Life:
+    """Runs jobs through a rig in an order and with accidents that a seed decides."""
+
+    def __init__(self, rig: Rig, jobs: list[Job], seed: str, abort_share: float = 0.15) -> None:
+        """abort_share: of the jobs that are given up before their time."""
+        self.rig = rig
+        self.done: list[tuple[Job, list[Request]]] = []  # in the order of arrival
+        self.seen: Counter[str] = Counter()  # how often what happened, so that a test can tell that it did
+        self._rng = random.Random(seed)
+        self._pending = list(reversed(jobs))
+        self._live: dict[str, tuple[Job, list[Request]]] = {}
+        self._abort_share = abort_share
+        self._names = 0
+
+    def run(self) -> None:
+        """Until the last answer. The rig is idle before and after."""
+        rng = self._rng
+        while self._pending or self._live:
+            for _ in range(rng.choice([0, 0, 0, 1, 1, 2, 3, 12]) if self._live else 1):
+                self._arrive()
+            # Each job lives for some ten steps, so this rate makes about the share wanted.
+            accident = rng.random() < self._abort_share * len(self._live) / 12
+            if accident and rng.random() < 0.5:
+                self._abort()
+                accident = False
+            self.rig.step(self._abort if accident else None)
+            self.seen["steps"] += 1
+            self._live = {
+                name: (job, requests)
+                for name, (job, requests) in self._live.items()
+                if not all(request.is_finished for request in requests)
+            }
+        for _, requests in self.done:
+            self.seen["preempted"] += sum(request.num_preemptions for request in requests)
+            self.seen["cached tokens"] += sum(request.num_cached_tokens for request in requests)
+        self.rig.check_idle()
+
+    def _arrive(self, name: str | None = None) -> None:
+        if not self._pending:
+            return
+        job = self._pending.pop()
+        if name is None:
+            name, self._names = str(self._names), self._names + 1
+        requests = self.rig.submit(name, job)
+        self._live[name] = (job, requests)
+        self.done.append((job, requests))
+
+    def _abort(self) -> None:
+        """Gives up one job in whatever state it is; often its id comes back before the next step, for another job."""
+        if not self._live:
+            return
+        name = self._rng.choice(sorted(self._live))
+        _, requests = self._live.pop(name)
+        for request in requests:
+            if request.status is RequestStatus.RUNNING and not request.output_token_ids:
+                self.seen["aborted in prefill"] += 1
+            else:
+                self.seen[f"aborted {request.status.value}"] += 1
+        self.rig.core.abort([request.request_id for request in requests])
+        if self._rng.random() < 0.6:
+            self.seen["same id again"] += bool(self._pending)
+            self._arrive(name)

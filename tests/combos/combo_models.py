@@ -1,0 +1,77 @@
+"""Tiny models for the combination tests: a config each, with random weights (load_format "dummy")."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+VOCAB_SIZE = 192
+_COMMON: dict[str, Any] = {
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_size": 48,
+    "intermediate_size": 112,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": VOCAB_SIZE,
+}
+_CONFIGS: dict[str, dict[str, Any]] = {
+    # Sliding layers beside full ones: several cache groups, blocks that leave the window. One KV head for all.
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "head_dim": 24,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "num_attention_heads": 2,
+        "num_hidden_layers": 5,
+        "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 24,
+        "rope_local_base_freq": 1000.0,
+        "rope_theta": 100000.0,
+        "sliding_window": 40,
+        "sliding_window_pattern": 3,
+        "tie_word_embeddings": True,
+    },
+    # One cache group. As many KV heads as heads, where attention has the smallest matrix products.
+    "qwen2": {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_act": "silu",
+        "num_attention_heads": 3,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 3,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+    },
+    # Sizes at which XLA takes other paths through its matrix products than for the tiny ones.
+    "llama-wide": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "hidden_size": 320,
+        "intermediate_size": 864,
+        "num_attention_heads": 5,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 1,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "vocab_size": 1600,
+    },
+}
+WINDOWS: dict[str, tuple[int | None, ...]] = {
+    "gemma3": (40, 40, None, 40, 40),
+    "qwen2": (None,) * 2,
+    "llama-wide": (None,) * 2,
+}
+
+
+def make_model(name: str, folder: Path) -> Path:
+    """Writes the model's folder, unless it is there, and returns it."""
+    path = folder / name
+    if not path.exists():
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(_COMMON | _CONFIGS[name]))
+    return path
