@@ -143,8 +143,8 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
         if self.token_bucket_gap < 0:
             raise ConfigError(f"token_bucket_gap must be at least 0, not {self.token_bucket_gap}")
-        if any(size < 1 for size in self.extra_token_buckets):
-            raise ConfigError(f"extra_token_buckets must be positive sizes, not {self.extra_token_buckets}")
+        if any(size < 2 for size in self.extra_token_buckets):
+            raise ConfigError(f"extra_token_buckets must be sizes of at least 2, not {self.extra_token_buckets}")
         if not 0 < self.memory_utilization <= 1:
             raise ConfigError(f"memory_utilization must be in (0, 1], not {self.memory_utilization}")
 

@@ -108,29 +108,27 @@ class Rig:
 class Life:
     """Runs jobs through a rig in an order and with accidents that a seed decides."""
 
-    def __init__(self, rig: Rig, jobs: list[Job], seed: str, abort_share: float = 0.15) -> None:
-        """abort_share: of the jobs that are given up before their time."""
+    def __init__(self, rig: Rig, jobs: list[Job], seed: str, crowd: int) -> None:
+        """crowd: up to so many jobs at a time are unfinished, so more than max_num_seqs of them also have to wait."""
         self.rig = rig
         self.done: list[tuple[Job, list[Request]]] = []  # in the order of arrival
         self.seen: Counter[str] = Counter()  # how often what happened, so that a test can tell that it did
         self._rng = random.Random(seed)
         self._pending = list(reversed(jobs))
         self._live: dict[str, tuple[Job, list[Request]]] = {}
-        self._abort_share = abort_share
+        self._crowd = crowd
         self._names = 0
 
     def run(self) -> None:
         """Until the last answer. The rig is idle before and after."""
         rng = self._rng
         while self._pending or self._live:
-            for _ in range(rng.choice([0, 0, 0, 1, 1, 2, 3, 12]) if self._live else 1):
-                self._arrive()
-            # Each job lives for some ten steps, so this rate makes about the share wanted.
-            accident = rng.random() < self._abort_share * len(self._live) / 12
-            if accident and rng.random() < 0.5:
+            for _ in range(rng.choice([0, 0, 1, 1, 2, self._crowd]) if self._live else 1):
+                if len(self._live) < self._crowd:
+                    self._arrive()
+            if rng.random() < 0.06:
                 self._abort()
-                accident = False
-            self.rig.step(self._abort if accident else None)
+            self.rig.step(self._abort if rng.random() < 0.06 else None)
             self.seen["steps"] += 1
             self._live = {
                 name: (job, requests)
@@ -156,14 +154,20 @@ class Life:
         """Gives up one job in whatever state it is; often its id comes back before the next step, for another job."""
         if not self._live:
             return
-        name = self._rng.choice(sorted(self._live))
+        by_state: dict[str, list[str]] = {}
+        for name, (_, requests) in self._live.items():
+            by_state.setdefault(_state(requests[0]), []).append(name)
+        state = self._rng.choice(sorted(by_state))  # the rare ones as often as the others
+        name = self._rng.choice(by_state[state])
+        self.seen[f"aborted {state}"] += 1
         _, requests = self._live.pop(name)
-        for request in requests:
-            if request.status is RequestStatus.RUNNING and not request.output_token_ids:
-                self.seen["aborted in prefill"] += 1
-            else:
-                self.seen[f"aborted {request.status.value}"] += 1
         self.rig.core.abort([request.request_id for request in requests])
         if self._rng.random() < 0.6:
             self.seen["same id again"] += bool(self._pending)
             self._arrive(name)
+
+
+def _state(request: Request) -> str:
+    if request.status is RequestStatus.RUNNING and request.num_computed_tokens < request.num_prompt_tokens:
+        return "in prefill"
+    return request.status.value

@@ -127,3 +127,79 @@ def greedy(llm: LLM, case: ModelCase) -> list[tuple[int, ...]]:
 def test_greedy_tokens_of_the_engine(case: ModelCase, compile_cache_dir: str):
     with engine(case, compile_cache_dir) as llm:
         assert greedy(llm, case) == [p.continuation.token_ids for p in case.prompts]
+
+
+# Root mean square of what a narrower dtype does to the logits, whose standard deviation is 1.5. The lower bounds show
+# that the cache really is as narrow as it was asked to be.
+CACHE_NOISE = {
+    "bfloat16": (1e-3, 0.02),
+    "float16": (1e-4, 0.003),
+    "fp8_e4m3": (0.03, 0.25),
+    "fp8_e5m2": (0.06, 0.5),
+    "int8": (0.005, 0.05),
+}
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_NOISE)
+@pytest.mark.parametrize("case", [CASES["llama"], CASES["gemma3"]], ids=str)
+def test_logits_with_each_cache_dtype(case: ModelCase, cache_dtype: str, compile_cache_dir: str):
+    use_compile_cache(compile_cache_dir)
+    low, high = CACHE_NOISE[cache_dtype]
+    for ours, golden in zip(all_logits(case, "xla", cache_dtype=cache_dtype), kept_logits(case), strict=True):
+        assert low < np.sqrt(np.mean((ours - golden) ** 2)) < high
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [("bfloat16", 0.4), ("float16", 0.05)])
+def test_logits_in_half_precision(dtype: str, atol: float, compile_cache_dir: str):
+    use_compile_cache(compile_cache_dir)
+    case = CASES["gemma3"]
+    for ours, golden in zip(all_logits(case, "xla", dtype, dtype), kept_logits(case), strict=True):
+        np.testing.assert_allclose(ours, golden, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cache_dtype"),
+    [("float32", dtype) for dtype in ("float32", *CACHE_NOISE)] + [("bfloat16", "auto"), ("float16", "auto")],
+)
+def test_engine_with_each_dtype(dtype: str, cache_dtype: str, compile_cache_dir: str):
+    """One token after every beginning of every golden continuation: an error at one step does not spoil the next."""
+    case = CASES["llama"]
+    stored = dtype if cache_dtype == "auto" else cache_dtype
+    low, high = CACHE_NOISE.get(stored, (0, 1e-4)) if dtype == "float32" else (0, 0.1)
+    steps = [
+        ([*p.token_ids, *p.continuation.token_ids[:step]], p.continuation.token_ids[step], p.continuation.gaps[step])
+        for p in case.prompts
+        for step in range(32)
+    ]
+    with engine(case, compile_cache_dir, dtype=dtype, kv_cache_dtype=cache_dtype) as llm:
+        one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        answers = llm.generate([ids for ids, _, _ in steps], one)
+        assert llm.stats.compiles_after_warmup == 0
+        element = {"float32": 4, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1 + 4 / 16}.get(stored, 2)  # head_dim is 16
+        assert llm.stats.startup.memory.block_bytes == 2 * BLOCK_SIZE * 2 * 2 * 16 * element  # layers, KV heads, k and v
+    wrong = [
+        gap for answer, (_, token, gap) in zip(answers, steps, strict=True) if answer.outputs[0].token_ids != [token]
+    ]
+    # Two logits have to err in opposite ways by more than the gap between them; few do by four standard deviations.
+    assert all(gap < 4 * 2**0.5 * high for gap in wrong), (wrong, low)
+    assert len(wrong) <= len(steps) * high * 0.7, wrong
+
+
+def test_windows_save_cache_bytes(compile_cache_dir: str):
+    """Gemma 3 (two of three layers see 16 tokens) against a Mistral of the same shapes, all of whose layers are full."""
+    held = {}
+    for name, case in (("windows", CASES["gemma3"]), ("full", CASES["mistral"])):
+        with engine(case, compile_cache_dir) as llm:
+            scheduler, peak = llm._front.engine.core.scheduler, 0
+            params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+            for part in llm.stream(list(case.prompts[-1].token_ids), params):
+                if not part.finished:
+                    peak = max(peak, scheduler.stats.cache.num_used)
+            scheduler.check_integrity()
+            c = llm._front.engine.core.runner.model.config
+            per_layer = 4 * BLOCK_SIZE * 2 * c.num_kv_heads * c.head_dim
+            memory = llm.stats.startup.memory
+            # in units of one layer's block, so that models of different sizes compare
+            held[name] = peak * memory.block_bytes / per_layer / c.num_layers
+    assert held["full"] == 124 // BLOCK_SIZE + 1
+    assert held["windows"] < 0.65 * held["full"]

@@ -10,27 +10,29 @@ from noria.config import ResolvedConfig
 
 MIN_TOKEN_BUCKET = 16
 MIN_REQUEST_BUCKET = 8
+MIN_ROWS = 2  # XLA computes one row alone by other code, whose results differ in the last bit
 
 
 def token_buckets(max_num_batched_tokens: int, gap: int = 0, extra: Iterable[int] = ()) -> tuple[int, ...]:
     """From 16 doubling until the budget is covered (gap 0), or doubling up to `gap` and then in steps of it.
 
-    Only the last bucket may exceed the budget, by one rounding up. `extra` sizes are added where they fit below it.
+    Only the last bucket may exceed the budget, by one rounding up. `extra` sizes are added where a step can use them.
     """
     sizes = [MIN_TOKEN_BUCKET]
     while sizes[-1] < max_num_batched_tokens:
         last = sizes[-1]
         sizes.append(last * 2 if gap == 0 or last * 2 <= gap else last + gap)
-    return tuple(sorted({*sizes, *(size for size in extra if size < sizes[-1])}))
+    every = sorted({*sizes, *extra})
+    return tuple(every[: bisect_left(every, max_num_batched_tokens) + 1])
 
 
 def request_buckets(max_num_seqs: int) -> tuple[int, ...]:
-    """Powers of two from 8 up to max_num_seqs; the last one is max_num_seqs itself."""
+    """Powers of two from 8 up to max_num_seqs; the last one is max_num_seqs itself (2 where that is 1)."""
     sizes, size = [], MIN_REQUEST_BUCKET
     while size < max_num_seqs:
         sizes.append(size)
         size *= 2
-    return (*sizes, max_num_seqs)
+    return (*sizes, max(max_num_seqs, MIN_ROWS))
 
 
 @dataclass(frozen=True, slots=True)

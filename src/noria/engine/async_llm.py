@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import threading
@@ -17,7 +18,7 @@ from noria.engine.front import EngineFront
 from noria.engine.llm import EngineStats
 from noria.engine.outputs import RequestOutput
 from noria.engine.startup import ProgressBar, start
-from noria.errors import EngineDeadError, RequestError
+from noria.errors import EngineDeadError
 from noria.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -31,8 +32,8 @@ class _Stream:
     queue: asyncio.Queue[RequestOutput | Exception]
 
     def put(self, item: RequestOutput | Exception) -> None:
-        """Callable from any thread. A loop that is closed waits for nothing any more."""
-        if not self.loop.is_closed():
+        """Callable from any thread. A loop that is closed (RuntimeError) waits for nothing any more."""
+        with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
 
 
@@ -45,7 +46,8 @@ class AsyncLLM:
         self._front = EngineFront(start(config, progress))
         self._ids = itertools.count()
         self._streams: dict[str, _Stream] = {}
-        self._commands: deque[Callable[[], None]] = deque()  # for the engine's thread
+        # For the engine's thread: what to do, and the stream that waits for it to be done.
+        self._commands: deque[tuple[Callable[[], None], _Stream | None]] = deque()
         self._wake = threading.Condition()
         self._closing = False
         self._death: BaseException | None = None
@@ -87,12 +89,12 @@ class AsyncLLM:
         def submit() -> None:
             try:
                 self._front.add(request_id, prompt, params, cache_salt=cache_salt, priority=priority)
-            except RequestError as error:
+            except Exception as error:  # whatever it is, it is this request's own
                 stream.put(error)
             else:
                 self._streams[request_id] = stream
 
-        self._command(submit)
+        self._command(submit, stream)
         finished = False
         try:
             while not finished:
@@ -103,8 +105,9 @@ class AsyncLLM:
                 finished = item.finished
                 yield item
         finally:
-            if not finished and self._death is None:
-                self._command(lambda: self._abort(request_id, stream))
+            if not finished:
+                with contextlib.suppress(EngineDeadError):
+                    self._command(lambda: self._abort(request_id, stream))
 
     def abort(self, request_id: str) -> None:
         """Ends a request; its stream gets a last output with finish_reason "abort". Ignores ids that are not running.
@@ -126,11 +129,11 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)
 
-    def _command(self, command: Callable[[], None]) -> None:
+    def _command(self, command: Callable[[], None], stream: _Stream | None = None) -> None:
         with self._wake:
             if self._closing or self._death is not None:
                 raise EngineDeadError(f"the engine has ended: {self._death or 'it was closed'}")
-            self._commands.append(command)
+            self._commands.append((command, stream))
             self._wake.notify()
 
     def _abort(self, request_id: str, only: _Stream | None = None) -> None:
@@ -157,10 +160,12 @@ class AsyncLLM:
                 self._death = error
         finally:
             reason = f"the engine has ended: {self._death or 'it was closed'}"
-            for stream in self._streams.values():
+            # From here on nobody adds a command; those that were added and not begun wait for an answer, too.
+            for stream in (*self._streams.values(), *(stream for _, stream in self._commands if stream)):
                 stream.put(EngineDeadError(reason))
             self._streams.clear()
-            self._front.engine.core.runner.close()
+            self._commands.clear()
+            self._front.engine.core.close()
 
     def _wait_for_work(self) -> bool:
         """Carries out commands; sleeps while nothing runs. False when the engine is to end."""
@@ -170,9 +175,9 @@ class AsyncLLM:
                     self._wake.wait()
                 if self._closing:
                     return False
-                commands = list(self._commands)
-                self._commands.clear()
-            for command in commands:
+                count = len(self._commands)
+            for _ in range(count):
+                command, _stream = self._commands.popleft()
                 command()
             if self._front.has_unfinished:
                 return True

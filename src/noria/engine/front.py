@@ -71,6 +71,7 @@ class EngineFront:
         priority: int = 0,
     ) -> None:
         """Admits a prompt, or raises RequestError and changes nothing."""
+        _check_types(request_id, params, cache_salt, priority)
         if request_id in self._groups:
             raise RequestError(f"request id {request_id} is in use; choose another or abort that request first")
         text, token_ids = self.admission.tokenize(prompt)
@@ -140,3 +141,15 @@ class EngineFront:
         if not group.sequences:
             group.metrics.finished_time = time.perf_counter()
         return output
+
+
+def _check_types(request_id: object, params: object, cache_salt: object, priority: object) -> None:
+    """A wrong one must not get as far as the scheduler, where it would fail in the middle of everybody's step."""
+    if not isinstance(request_id, str):
+        raise RequestError(f"request_id must be a string, not {request_id!r}")
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"sampling_params must be a SamplingParams, not {type(params).__name__}")
+    if not (cache_salt is None or isinstance(cache_salt, str)):
+        raise RequestError(f"cache_salt must be a string or None, not {cache_salt!r}")
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise RequestError(f"priority must be an integer, not {priority!r}")

@@ -71,11 +71,15 @@ class LLM:
         """Answers all prompts, in order. A prompt is a text, a list of token ids, or a dictionary with one of the keys
         prompt and prompt_token_ids; sampling_params is one for all or one for each.
 
-        Raises RequestError, before anything runs, when one of them cannot be served.
+        Raises RequestError, before anything runs, when one of them cannot be served; EngineDeadError when the engine
+        was closed or a step failed before.
         """
         prompts = _listed(prompts)
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+        if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str):
+            kind = type(sampling_params).__name__
+            raise RequestError(f"sampling_params must be a SamplingParams or a list of them, not {kind}")
         if len(sampling_params) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts need as many sampling_params, not {len(sampling_params)}")
         ids: list[str] = []
@@ -114,7 +118,7 @@ class LLM:
 
     def close(self) -> None:
         """Gives the device's memory back. Nothing can be asked of the engine afterwards."""
-        self._front.engine.core.runner.close()
+        self._front.engine.core.close()
 
     def __enter__(self) -> Self:
         return self

@@ -70,7 +70,7 @@ class ModelRunner:
         self.layout: CacheLayout = plan_layout(model.config.windows)
         self.buckets = Buckets.of(config)
         blocks = -(-config.max_model_len // config.block_size)
-        self.shape = BatchShape(config.max_num_seqs, self.layout.num_groups, blocks)
+        self.shape = BatchShape(self.buckets.requests[-1], self.layout.num_groups, blocks)
         self.batch = PersistentBatch(self.shape, config.max_model_len)
         self._num_valid_tokens = min(num_valid_tokens, model.config.vocab_size)
         self._programs = Programs(config.strict_compile)

@@ -24,14 +24,16 @@ def sample(logits: jax.Array, inputs: SampleInputs, num_tokens: int) -> jax.Arra
     num_tokens: size of the tokenizer's vocabulary; ids from there to V are padding and never sampled. Order of the
     filters: banned tokens, temperature, top-k, top-p (of what top-k left), min-p.
     """
-    logits = _ban(logits, inputs, num_tokens)
+    # XLA may compute a value twice, in two fusions that round differently. What is compared with itself must not be.
+    logits = lax.optimization_barrier(_ban(logits, inputs, num_tokens))
     greedy = jnp.argmax(logits, axis=-1)
     is_random = inputs.temperature > 0
 
     def draw(logits: jax.Array) -> jax.Array:
-        scaled = logits / jnp.where(is_random, inputs.temperature, 1.0)[:, None]
-        # Without the subtraction a tiny temperature overflows to infinity, and inf - inf is not a number.
-        scaled = scaled - jnp.max(scaled, axis=-1, keepdims=True)
+        # The subtraction makes the largest logit exactly 0 whatever the temperature: it can neither overflow nor be
+        # filtered out.
+        scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
+        scaled = lax.optimization_barrier(scaled / jnp.where(is_random, inputs.temperature, 1.0)[:, None])
         filters = is_random & ((inputs.top_k > 0) | (inputs.top_p < 1) | (inputs.min_p > 0))
         scaled = lax.cond(jnp.any(filters), lambda x: _filter(x, inputs), lambda x: x, scaled)
         # The Gumbel-max trick: argmax(logits + Gumbel noise) is a draw from softmax(logits).
@@ -70,11 +72,13 @@ def _filter(logits: jax.Array, inputs: SampleInputs) -> jax.Array:
     weights = jnp.exp(logits)
     nucleus = inputs.top_p * jnp.sum(weights, axis=-1)
     floor = _largest_key(logits, lambda kept: jnp.sum(jnp.where(kept, weights, 0), axis=-1) >= nucleus)
+    floor = jnp.minimum(floor, _sortable(jnp.float32(0)))  # the largest logit stays, even for a top_p that underflows
     limited = (inputs.top_p < 1)[:, None] & (_sortable(logits) < floor[:, None])
     logits = jnp.where(limited, _MASKED, logits)
 
     # The largest logit is 0, so exp(logit) is the probability relative to the largest.
-    return jnp.where(weights < inputs.min_p[:, None], _MASKED, logits)
+    floor = jnp.minimum(jnp.log(inputs.min_p), 0)
+    return jnp.where(logits < floor[:, None], _MASKED, logits)
 
 
 def _sortable(x: jax.Array) -> jax.Array:

@@ -124,7 +124,10 @@ def _attend(
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
         weights = jnp.where(seen, jnp.exp(scores - new_top[..., None]), 0)
         fade = jnp.exp(top - new_top)
-        total = total * fade + jnp.sum(weights, axis=-1)
+        # Summed by a matrix product: it takes each row in the same order, whereas XLA vectorizes a plain sum in ways
+        # that depend on the other dimensions.
+        ones = jnp.ones(kv_tile)
+        total = total * fade + jnp.einsum("shqk,k->shq", weights, ones, precision=lax.Precision.HIGHEST)
         mixed = jnp.einsum("shqk,skhd->shqd", weights.astype(q.dtype), values, preferred_element_type=jnp.float32)
         return index + 1, new_top, total, acc * fade[..., None] + mixed
 

@@ -1,0 +1,178 @@
+"""Command-line options out of the option dataclasses: a new field of EngineConfig is an option at once.
+
+tyro parses; every message about a wrong command line is made to fit one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import inspect
+import io
+import itertools
+import re
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import tyro
+
+from noria.cli.main import HelpShown, UsageError
+from noria.config import EngineConfig, SamplingParams
+
+# Repeated (--stop a --stop b), so that they never swallow the argument that follows.
+_REPEATED: Mapping[str, type] = MappingProxyType({"stop": str, "stop_token_ids": int, "extra_token_buckets": int})
+_NOT_OFFERED = (
+    "model",  # the argument
+    "skip_tokenizer_init",  # a command line speaks text
+)
+# For options whose name says it all in Python.
+_HELP: Mapping[str, str] = MappingProxyType(
+    {
+        "top_p": "keep the likeliest tokens that together have this probability",
+        "min_p": "keep tokens at least this probable, relative to the likeliest one",
+        "seed": "of the random numbers; the same seed gives the same text",
+        "stop": "end where this string appears",
+        "stop_token_ids": "end where this token appears",
+        "ignore_eos": "go on after the end-of-sequence token",
+        "include_stop_str_in_output": "keep the stop string or token in the text",
+        "skip_special_tokens": "leave special tokens out of the text",
+        "device": "where to run; auto: the best one that is here",
+        "extra_token_buckets": "one more size to compile the step for",
+        "enable_prefix_caching": "reuse the KV cache of equal beginnings",
+        "attention_backend": "implementation of attention; auto: the fastest that works here",
+        "compile_cache_dir": 'folder for compiled programs; "" compiles anew at every start',
+        "compile_threads": "programs to compile at the same time",
+    }
+)
+
+_METAVARS: Mapping[Any, str] = MappingProxyType(
+    {str: "TEXT", int | None: "INT", float | None: "FLOAT", str | None: "TEXT"}
+)
+
+Field = tuple[str, Any, Any]
+MISSING = dataclasses.MISSING
+
+
+def argument(name: str, metavar: str, text: str) -> Field:
+    """The argument of a command, for `parse`."""
+    return name, Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar=metavar, help=text)], MISSING
+
+
+def option(name: str, kind: Any, default: Any, text: str, *aliases: str) -> Field:
+    """One option of a command, for `parse`; required when `default` is MISSING."""
+    metavar = _METAVARS.get(kind)
+    annotation = Annotated[kind, tyro.conf.arg(help=text, aliases=aliases or None, metavar=metavar)]
+    return name, annotation, default
+
+
+def model_argument() -> Field:
+    return argument("model", "MODEL", "a folder, a .gguf file, a Hub id, or a name that noria pull knows")
+
+
+def sampling_options(skip: Sequence[str] = (), **defaults: Any) -> type:
+    """The fields of SamplingParams as options; defaults: where the command line's differ."""
+    return _options_of(SamplingParams, (*_NOT_OFFERED, *skip), defaults)
+
+
+def engine_options(**defaults: Any) -> type:
+    """The fields of EngineConfig as options. Its seed is the request's here: one seed is enough for one prompt."""
+    return _options_of(EngineConfig, (*_NOT_OFFERED, "seed"), defaults)
+
+
+def parse(command: str, text: str, args: Sequence[str], fields: Sequence[Field], **groups: type) -> Any:
+    """The values of a command's options: an object with the fields, and an object of its own for each group.
+
+    text: what the command does, for --help. Raises UsageError, and HelpShown after --help.
+    """
+    options = _dataclass(
+        [*fields, *((name, Annotated[group, tyro.conf.arg(name="")], group()) for name, group in groups.items())]
+    )
+    options.__doc__ = text
+    grouped = [(field.name, field.type) for group in groups.values() for field in dataclasses.fields(group)]
+    _refuse_unknown(args, list(_flags([*((name, kind) for name, kind, _ in fields), *grouped])), command)
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            values, unknown = tyro.cli(options, prog=f"noria {command}", args=list(args), return_unknown_args=True)
+    except SystemExit as end:
+        if not end.code:
+            raise HelpShown from None
+        raise UsageError(f"{_in_one_line(complaint.getvalue())}; see noria {command} --help") from None
+    if unknown:
+        raise UsageError(f"unexpected argument {unknown[0]!r}; see noria {command} --help")
+    return values
+
+
+def values_of(group: Any) -> dict[str, Any]:
+    """The options of a group by name, for the dataclass they came from."""
+    return {field.name: getattr(group, field.name) for field in dataclasses.fields(group)}
+
+
+def _options_of(source: type, skip: Sequence[str], defaults: Mapping[str, Any]) -> type:
+    hints, comments = typing.get_type_hints(source), dict(_comments(source))
+    fields: list[Field] = []
+    for field in dataclasses.fields(source):
+        if field.name in skip:
+            continue
+        kind, default = hints[field.name], defaults.get(field.name, field.default)
+        if (item := _REPEATED.get(field.name)) is not None:
+            kind, default = tyro.conf.UseAppendAction[tuple[item, ...]], default or ()
+        fields.append(option(field.name, kind, default, _HELP.get(field.name) or comments.get(field.name, "")))
+    return _dataclass(fields)
+
+
+def _comments(source: type) -> Iterator[tuple[str, str]]:
+    """The comment behind each field of a dataclass: what a reader of the code sees is what --help says."""
+    for match in re.finditer(r"^    (\w+): [^#\n]*# (.*)$", inspect.getsource(source), re.MULTILINE):
+        yield match[1], match[2]
+
+
+def _flags(fields: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    for name, annotation in fields:
+        kind, *markers = typing.get_args(annotation)
+        if tyro.conf.Positional not in markers:
+            flag = name.replace("_", "-")
+            yield f"--{flag}"
+            if kind is bool:
+                yield f"--no-{flag}"
+
+
+def _dataclass(fields: Iterable[Field]) -> Any:
+    made = [(name, kind, dataclasses.field(default=default)) for name, kind, default in fields]
+    return dataclasses.make_dataclass("Options", made, frozen=True)  # hashable, so that it may be a default
+
+
+def _refuse_unknown(args: Sequence[str], known: Sequence[str], command: str) -> None:
+    """Before tyro looks: it would first complain about the option that is missing because its name is misspelt."""
+    for argument in itertools.takewhile(lambda argument: argument != "--", args):
+        name = argument.split("=")[0]
+        flag = name.replace("_", "-")
+        if re.match(r"--\w", argument) and flag not in (*known, "--help"):
+            near = difflib.get_close_matches(flag, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"see noria {command} --help"
+            raise UsageError(f"unknown option {name}; {hint}")
+
+
+def _in_one_line(box: str) -> str:
+    """The first paragraph of the parser's framed complaint, with Python's terms replaced by a user's."""
+    lines = [line.strip("│┃|╭╮╰╯ ") for line in box.splitlines()]
+    rules = [number for number, line in enumerate(lines) if line.startswith("─")]
+    inside = lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines
+    text = " ".join(" ".join(inside).split()).rstrip(".")
+    for pattern, plain in (
+        (r"Missing from noria \w+: (?:-\w TEXT, )?(\S+) .*", r"\1 is missing"),
+        (r"Error parsing (\S+): (.*)", r"\1: \2"),
+        (r"no type matching .* instantiated from \['(.*?)'\].*<class '(?:int|float)'>: (.*)", r"\2"),
+        (r"[Ii]nvalid literal for int\(\) with base 10: (.*)", r"expected an integer, not \1"),
+        (r"could not convert string to float: (.*)", r"expected a number, not \1"),
+        (r"invalid choice (.*) for argument '(.*?)'\. Expected one of \((.*)\)", r"\2: expected one of \3, not \1"),
+        (
+            r"Missing value for argument '(?:-\w/)?(.*?)'.*",
+            r"\1 needs a value (write \1=-x for one that begins with -)",
+        ),
+    ):
+        text = re.sub(pattern, plain, text)
+    return text

@@ -1,0 +1,146 @@
+"""Which settings are combined: one axis per feature, crossed so that every two settings meet in some combination."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from combo_jobs import MAX_MODEL_LEN, Job
+from combo_models import WINDOWS
+
+from noria.cache.layout import blocks_for_request, plan_layout
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """One way to set a feature."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the engine; change no answer
+    numerics: Mapping[str, Any] = field(default_factory=dict)  # change answers: for those alone too
+    tweak: Callable[[Job], Job] | None = None  # of every request, for those alone too
+    model: str | None = None
+    spare_blocks: int | None = None  # of the pool, beyond the longest request
+    must_see: tuple[str, ...] = ()  # what has to happen in a life, lest the setting be tested in vain
+    must_not_see: tuple[str, ...] = ()
+    quick: bool = False  # part of the default tests
+
+
+# The first setting of an axis is the usual one. Add an axis or a setting here; nothing else needs to change.
+AXES: dict[str, tuple[Setting, ...]] = {
+    "model": (
+        Setting("gemma3", model="gemma3", quick=True),
+        Setting("qwen2", model="qwen2", quick=True),
+        Setting("llama-wide", model="llama-wide"),
+    ),
+    "prefix": (
+        Setting("prefix", {"enable_prefix_caching": True}, must_see=("cached tokens",), quick=True),
+        Setting("no-prefix", {"enable_prefix_caching": False}, must_not_see=("cached tokens",), quick=True),
+    ),
+    "buckets": (
+        Setting("doubling", quick=True),
+        Setting("gap", {"token_bucket_gap": 32}, quick=True),
+        Setting("extra", {"extra_token_buckets": (5, 24)}, quick=True),
+        Setting("one-by-one", {"extra_token_buckets": tuple(range(1, 13))}),
+    ),
+    "budget": (
+        Setting("8x64", {"max_num_seqs": 8, "max_num_batched_tokens": 64}, quick=True),
+        Setting("16x96", {"max_num_seqs": 16, "max_num_batched_tokens": 96}, quick=True),
+        Setting("5x17", {"max_num_seqs": 5, "max_num_batched_tokens": 17}),
+        Setting("40x300", {"max_num_seqs": 40, "max_num_batched_tokens": 300}),
+    ),
+    "pool": (
+        Setting("tight", spare_blocks=6, must_see=("preempted",), quick=True),
+        Setting("roomy", spare_blocks=4000, must_not_see=("preempted",), quick=True),
+    ),
+    "policy": (
+        Setting("fcfs", {"scheduling_policy": "fcfs"}, quick=True),
+        Setting("priority", {"scheduling_policy": "priority"}, quick=True),
+    ),
+    "block": tuple(Setting(f"block{size}", {"block_size": size}, quick=size == 16) for size in (16, 8, 32)),
+    "cache": tuple(
+        Setting(f"kv-{dtype}", numerics={"kv_cache_dtype": dtype}, quick=dtype == "auto")
+        for dtype in ("auto", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8")
+    ),
+    "dtype": tuple(
+        Setting(dtype, numerics={"dtype": dtype}, quick=dtype == "float32") for dtype in ("float32", "bfloat16")
+    ),
+    "requests": (
+        Setting("mixed", quick=True),
+        Setting("greedy", tweak=lambda job: job.with_params(temperature=0.0, seed=None)),
+        Setting("n3", tweak=lambda job: job.with_params(n=3)),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Combo:
+    settings: tuple[Setting, ...]  # one of each axis
+
+    def __str__(self) -> str:
+        return "-".join(setting.name for setting in self.settings)
+
+    @property
+    def model(self) -> str:
+        return next(setting.model for setting in self.settings if setting.model)
+
+    @property
+    def numerics(self) -> dict[str, Any]:
+        return {name: value for setting in self.settings for name, value in setting.numerics.items()}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options of the engine."""
+        options = {name: value for setting in self.settings for name, value in setting.options.items()}
+        spare = next(setting.spare_blocks for setting in self.settings if setting.spare_blocks is not None)
+        options["num_blocks_override"] = longest_request(self.model, options["block_size"]) + 1 + spare
+        return options | self.numerics
+
+    def tweak(self, job: Job) -> Job:
+        for setting in self.settings:
+            if setting.tweak is not None:
+                job = setting.tweak(job)
+        return job
+
+
+def longest_request(model: str, block_size: int) -> int:
+    """Blocks that a request of MAX_MODEL_LEN tokens holds, whatever the budget of a step."""
+    return blocks_for_request(plan_layout(WINDOWS[model]), MAX_MODEL_LEN, block_size, MAX_MODEL_LEN)
+
+
+def pairwise(axes: Iterable[tuple[Setting, ...]]) -> list[Combo]:
+    """Few combinations in which every two settings of different axes meet.
+
+    Greedy: each combination takes, axis by axis, the setting that completes the most pairs that are still missing.
+    """
+    axes = tuple(axes)
+    missing = {
+        frozenset(pair) for one, other in itertools.combinations(axes, 2) for pair in itertools.product(one, other)
+    }
+    combos = []
+    while missing:
+        # One missing pair is taken as it is, so that every round makes progress.
+        first = min(missing, key=lambda pair: sorted(setting.name for setting in pair))
+        chosen = {index: setting for index, axis in enumerate(axes) for setting in axis if setting in first}
+        for index, axis in enumerate(axes):
+            if index not in chosen:
+                chosen[index] = _most_useful(axis, chosen.values(), missing)
+        settings = tuple(chosen[index] for index in range(len(axes)))
+        missing -= {frozenset(pair) for pair in itertools.combinations(settings, 2)}
+        combos.append(Combo(settings))
+    return combos
+
+
+def _most_useful(axis: tuple[Setting, ...], chosen: Iterable[Setting], missing: set[frozenset[Setting]]) -> Setting:
+    chosen = tuple(chosen)
+    return max(axis, key=lambda setting: sum(frozenset((setting, other)) in missing for other in chosen))
+
+
+def quick_combos() -> list[Combo]:
+    return pairwise(tuple(setting for setting in axis if setting.quick) for axis in AXES.values())
+
+
+def all_combos() -> list[Combo]:
+    return pairwise(AXES.values())

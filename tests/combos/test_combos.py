@@ -1,0 +1,148 @@
+"""The promise that everything else rests on: an answer depends on nothing but the request.
+
+Two hundred random requests live together in an engine with a small cache: they arrive in bursts, are computed in
+chunks, find prefixes in the cache, are preempted and resumed, and some are given up, also while a step is on the
+device. Every answer must equal, token for token, that of the same request alone in an engine with other buckets,
+another budget, and no prefix cache. README.md says how to add a feature.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from combo_jobs import Job, make_jobs
+from combo_life import Answer, Life, Rig
+from combo_models import make_model
+from combo_table import AXES, Combo, all_combos, longest_request, pairwise, quick_combos
+
+from noria.engine.request import FinishReason
+
+ALONE = {"max_num_seqs": 1, "max_num_batched_tokens": 256, "enable_prefix_caching": False}
+
+
+class Alone:
+    """What requests answer when they have an engine to themselves: computed when first asked for, and kept."""
+
+    def __init__(self, models: Path, compile_cache_dir: str) -> None:
+        self._models = models
+        self._compile_cache_dir = compile_cache_dir
+        self._rigs: dict[tuple, Rig] = {}
+        self._answers: dict[tuple, list[Answer]] = {}
+
+    def rig(self, model: str, **options: Any) -> Rig:
+        return Rig(make_model(model, self._models), self._compile_cache_dir, **options)
+
+    def fresh(self, model: str, numerics: dict[str, Any]) -> Rig:
+        return self.rig(model, num_blocks_override=2 * longest_request(model, 16), **ALONE, **numerics)
+
+    def answers(self, model: str, numerics: dict[str, Any], job: Job) -> list[Answer]:
+        engine = (model, *sorted(numerics.items()))
+        if engine not in self._rigs:
+            self._rigs[engine] = self.fresh(model, numerics)
+        if (engine, job) not in self._answers:
+            self._answers[engine, job] = self._rigs[engine].alone(job)
+        return self._answers[engine, job]
+
+    def close(self) -> None:
+        for rig in self._rigs.values():
+            rig.check_idle()
+            rig.close()
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> Iterator[Alone]:
+    references = Alone(tmp_path_factory.mktemp("combo_models"), compile_cache_dir)
+    yield references
+    references.close()
+
+
+def check_combo(combo: Combo, alone: Alone, seed: int) -> None:
+    jobs = [combo.tweak(job) for job in make_jobs(200, seed)]
+    rig = alone.rig(combo.model, **combo.options)
+    life = Life(rig, jobs, f"{combo} {seed}", crowd=2 * combo.options["max_num_seqs"])
+    life.run()
+    rig.close()
+    compared = [compare(job, requests, alone.answers(combo.model, combo.numerics, job)) for job, requests in life.done]
+    assert compared.count(True) > 100
+    assert {name for setting in combo.settings for name in setting.must_see if not life.seen[name]} == set()
+    assert {name for setting in combo.settings for name in setting.must_not_see if life.seen[name]} == set()
+
+
+def compare(job: Job, requests: list, expected: list[Answer]) -> bool:
+    """Whether the answers are complete; one that was given up must at least begin like the right one."""
+    complete = True
+    for request, answer in zip(requests, expected, strict=True):
+        found = Answer.of(request)
+        if found.finish_reason is FinishReason.ABORT:
+            complete = False
+            assert found.token_ids == answer.token_ids[: len(found.token_ids)], job
+        else:
+            assert found == answer, job
+    return complete
+
+
+@pytest.mark.parametrize("combo", quick_combos(), ids=str)
+def test_answers_are_those_of_the_request_alone(combo: Combo, alone: Alone) -> None:
+    check_combo(combo, alone, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("combo", all_combos(), ids=str)
+def test_every_two_settings_together(combo: Combo, seed: int, alone: Alone) -> None:
+    check_combo(combo, alone, seed)
+
+
+@pytest.mark.parametrize("model", ["gemma3", "qwen2"])
+def test_a_request_alone_is_alone(model: str, alone: Alone) -> None:
+    """The references come from one engine, one after another; here a few of them, each from its own engine."""
+    for job in make_jobs(200, seed=0)[3:5]:
+        rig = alone.fresh(model, {})
+        assert rig.alone(job) == alone.answers(model, {}, job)
+        rig.check_idle()
+        rig.close()
+
+
+@pytest.mark.parametrize("model", ["gemma3", "qwen2"])
+def test_the_answers_can_tell_requests_apart(model: str, alone: Alone) -> None:
+    """Answers that are all alike, or that depend on the last token only, would equal each other by chance."""
+    jobs = [job for job in make_jobs(200, seed=0) if job.params.max_tokens >= 4]
+    greedy = [alone.answers(model, {}, job)[0] for job in jobs if job.params.is_greedy]
+    drawn = [alone.answers(model, {}, job)[0] for job in jobs if not job.params.is_greedy]
+    for answers in (greedy, drawn):
+        long_ones = [answer.token_ids for answer in answers if len(answer.token_ids) >= 4]
+        assert len(set(long_ones)) > 0.9 * len(long_ones) > 10
+    followers: dict[int, set[int]] = {}
+    for answer in greedy:
+        for token, follower in itertools.pairwise(answer.token_ids):
+            followers.setdefault(token, set()).add(follower)
+    assert sum(len(seconds) > 1 for seconds in followers.values()) > 5
+    reasons = {answer.finish_reason for answer in (*greedy, *drawn)}
+    assert reasons == {FinishReason.LENGTH, FinishReason.STOP}
+
+
+def test_life_has_every_accident(alone: Alone) -> None:
+    """The random lives are worth something: aborts in every state, ids that come back, preemption, cached prefixes."""
+    combo = Combo(tuple(axis[0] for axis in AXES.values()))
+    rig = alone.rig(combo.model, **combo.options)
+    life = Life(rig, make_jobs(200, seed=0), "accidents", crowd=16)
+    life.run()
+    rig.close()
+    accidents = ("preempted", "cached tokens", "same id again", "aborted waiting", "aborted running")
+    assert [name for name in (*accidents, "aborted in prefill", "aborted preempted") if not life.seen[name]] == []
+
+
+def test_pairwise_covers_every_pair() -> None:
+    for axes in (AXES.values(), [axis[:2] for axis in AXES.values()]):
+        axes = list(axes)
+        combos = pairwise(axes)
+        assert all(
+            any(one in combo.settings and other in combo.settings for combo in combos)
+            for left, right in itertools.combinations(axes, 2)
+            for one, other in itertools.product(left, right)
+        )
+        assert len(combos) < 3 * max(map(len, axes)) ** 2

@@ -1,0 +1,164 @@
+"""The sampler against a plain numpy one: what may be drawn, how often, and that a row depends on itself alone."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from noria.batch.inputs import SampleInputs
+from noria.step.sample import sample
+
+ROWS = 8
+
+
+@jax.jit
+def run(logits, packed):
+    inputs = SampleInputs.unpack(packed, lambda bits: lax.bitcast_convert_type(bits, np.float32))
+    return sample(logits, inputs, logits.shape[1])
+
+
+def draw(logits, settings, *, num_tokens=None):
+    """settings: one dictionary per row, with fields of SampleInputs and `seed`; logits [rows, V] or [V]."""
+    buffer, inputs = SampleInputs.allocate(ROWS)
+    full = np.full((ROWS, logits.shape[-1]), -1.0, np.float32)
+    full[: len(settings)] = logits
+    for row, values in enumerate(settings):
+        inputs.top_p[row] = values.get("top_p", 1.0)
+        for name in ("temperature", "min_p", "top_k", "position"):
+            getattr(inputs, name)[row] = values.get(name, 0)
+        inputs.key_low[row], inputs.key_high[row] = values.get("seed", 0), values.get("seed_high", 0)
+        banned = values.get("banned", ())
+        inputs.banned[row, : len(banned)] = banned
+        inputs.num_banned[row] = len(banned)
+    if num_tokens is None:
+        return np.asarray(run(full, buffer))[: len(settings)]
+
+    def padded(logits, packed):
+        unpacked = SampleInputs.unpack(packed, lambda bits: lax.bitcast_convert_type(bits, np.float32))
+        return sample(logits, unpacked, num_tokens)
+
+    return np.asarray(jax.jit(padded)(full, buffer))[: len(settings)]
+
+
+def allowed(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    """Probabilities [V] by sorting, in float64: temperature, then top-k, top-p (renormalized), min-p; ties are kept."""
+    x = np.asarray(logits, np.float64) / temperature
+    if 0 < top_k < len(x):
+        x = np.where(x >= np.sort(x)[-top_k], x, -np.inf)
+    p = np.exp(x - x.max())
+    p /= p.sum()
+    if top_p < 1:
+        order = np.sort(p)[::-1]
+        last = np.searchsorted(np.cumsum(order), top_p)
+        p = np.where(p >= order[min(last, len(order) - 1)], p, 0)
+    p = np.where(p >= min_p * p.max(), p, 0)
+    return p / p.sum()
+
+
+def many(logits, count=4000, **settings):
+    """Draws at `count` positions."""
+    tokens = [
+        draw(logits, [settings | {"position": start + row} for row in range(ROWS)]) for start in range(0, count, ROWS)
+    ]
+    return np.concatenate(tokens)
+
+
+LOGITS = np.random.default_rng(3).standard_normal(40).astype(np.float32) * 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.6},
+        {"temperature": 1.0, "top_k": 5},
+        {"temperature": 1.3, "top_p": 0.8},
+        {"temperature": 1.0, "min_p": 0.1},
+        {"temperature": 1.5, "top_k": 12, "top_p": 0.9, "min_p": 0.05},
+    ],
+)
+def test_distribution(settings):
+    expected = allowed(LOGITS, **settings)
+    tokens = many(LOGITS, seed=11, **settings)
+    found = np.bincount(tokens, minlength=40) / len(tokens)
+    assert not found[expected == 0].any(), "a filtered token was drawn"
+    # The expected distance of n draws is about sqrt(k / (2 pi n)) at most: 0.04 for 40 tokens and 4000 draws.
+    assert np.abs(found - expected).sum() / 2 < 0.05
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**31),
+    temperature=st.floats(0.05, 5),
+    top_k=st.integers(0, 50),
+    top_p=st.floats(0.01, 1),
+    min_p=st.floats(0, 1),
+    spread=st.floats(0.1, 30),
+)
+def test_never_draws_what_the_filters_exclude(seed, temperature, top_k, top_p, min_p, spread):
+    logits = np.random.default_rng(seed).standard_normal(40).astype(np.float32) * np.float32(spread)
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    # Values that round differently in float32 and float64 may fall on either side: widen each filter by a hair.
+    wide = options | {"top_p": min(1.0, top_p + 1e-5), "min_p": max(0.0, min_p - 1e-5)}
+    possible = np.flatnonzero(allowed(logits, **wide))
+    tokens = draw(logits, [options | {"seed": seed, "position": row} for row in range(ROWS)])
+    assert set(tokens) <= set(possible)
+
+
+def test_greedy_takes_the_first_of_equals():
+    assert draw(np.float32([1, 3, 3, 2]), [{}]) == [1]
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    rng = np.random.default_rng(5)
+    logits = rng.standard_normal((ROWS, 300)).astype(np.float32) * 3
+    rows = [
+        {},
+        {"temperature": 0.7, "seed": 1, "position": 3},
+        {"temperature": 1.0, "seed": 2, "top_k": 4},
+        {"temperature": 1.0, "seed": 2, "top_p": 0.5, "position": 9},
+        {"temperature": 2.0, "seed": 3, "min_p": 0.2},
+        {},
+        {"temperature": 1e-4, "seed": 4},
+        {"temperature": 1.0, "seed": 5, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
+    ]
+    together = draw(logits, rows)
+    alone = [draw(logits[row : row + 1], [rows[row]])[0] for row in range(ROWS)]
+    assert together.tolist() == alone
+    assert together[0] == logits[0].argmax()
+
+
+def test_randomness_is_a_function_of_key_and_position():
+    row = {"temperature": 1.0, "seed": 7, "position": 5}
+    variants = [row, {**row, "seed": 8}, {**row, "seed_high": 1}, {**row, "position": 6}]
+    flat = np.zeros(5000, np.float32)
+    tokens = draw(flat, variants)
+    assert len(set(tokens)) == 4
+    assert draw(flat, variants[::-1]).tolist() == tokens.tolist()[::-1]
+
+
+def test_banned_tokens_are_never_sampled():
+    logits = np.float32([5, 4, 3, 2, 1])
+    rows = [{"banned": (0, 1)}, {}, {"temperature": 1e-3, "banned": (0,), "seed": 1}]
+    assert draw(logits, rows).tolist() == [2, 0, 1]
+
+
+def test_vocabulary_padding_is_never_sampled():
+    logits = np.float32([1, 2, 3, 9, 9])
+    rows = [{}, {"temperature": 5.0, "seed": 1}, {"temperature": 5.0, "seed": 2, "top_p": 0.99}]
+    assert draw(logits, rows, num_tokens=3).max() <= 2
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-6, 1e30])
+def test_extreme_temperatures(temperature):
+    tokens = draw(LOGITS, [{"temperature": temperature, "seed": row} for row in range(ROWS)])
+    assert ((0 <= tokens) & (tokens < 40)).all()
+    if temperature < 1:
+        assert (tokens == LOGITS.argmax()).all()
+
+
+def test_ties_at_the_border_are_all_kept():
+    logits = np.float32([2, 1, 1, 1, 0])
+    assert set(many(logits, 400, temperature=1.0, top_k=2)) == {0, 1, 2, 3}
