@@ -27,7 +27,7 @@ help:
 	@echo "make clean     remove the environment and all caches"
 
 demo: $(RUN_STAMP)
-	$(BIN)/noria run smollm2-135m-instruct -p "Explain in two sentences how a water wheel works." --max-tokens 64
+	$(BIN)/noria run smollm2-135m-instruct -p "What is a water wheel, and what is it used for?" --max-tokens 64
 
 dev: $(DEV_STAMP)
 

@@ -26,6 +26,7 @@ from noria.config import EngineConfig, ModelLimits
         (512, 4096, (), (16, 32, 64, 128, 256, 512)),
         (64, 0, (8, 24, 48), (8, 16, 24, 32, 48, 64)),
         (64, 0, (32, 32), (16, 32, 64)),
+        (16, 0, (2,), (2, 16)),
         (64, 0, (100,), (16, 32, 64)),  # no step has so many tokens
         (300, 0, (320,), (16, 32, 64, 128, 256, 320)),  # covers the budget before 512 does
     ],
@@ -34,15 +35,14 @@ def test_token_buckets(budget: int, gap: int, extra: tuple[int, ...], sizes: tup
     assert token_buckets(budget, gap, extra) == sizes
 
 
-@given(st.integers(1, 5000), st.integers(0, 300), st.lists(st.integers(1, 6000), max_size=4))
+@given(st.integers(1, 5000), st.integers(0, 300), st.lists(st.integers(2, 6000), max_size=4))
 def test_token_buckets_cover_the_budget_rounded_up_once(budget: int, gap: int, extra: list[int]) -> None:
     sizes = token_buckets(budget, gap, extra)
     assert list(sizes) == sorted(set(sizes))
     assert sizes[-1] >= budget
     assert all(size < budget for size in sizes[:-1])
-    assert sizes[-1] <= max(2 * budget, MIN_TOKEN_BUCKET)
-    if gap:
-        assert sizes[-1] < max(budget + max(gap, MIN_TOKEN_BUCKET), MIN_TOKEN_BUCKET + 1)
+    assert sizes[-1] < budget + (gap or budget) or sizes[-1] == MIN_TOKEN_BUCKET
+    assert sizes[0] >= 2
     assert {size for size in extra if size <= budget} <= set(sizes)
 
 

@@ -55,4 +55,6 @@ class Outcome:
         assert "Traceback" not in self.err
         *before, last = self.err.splitlines()
         assert not any("error" in line for line in before)
+        assert last.startswith("noria: error: ")
+        assert not {"\u2500", "---"} & {last[i : i + n] for n in (1, 3) for i in range(len(last))}  # parts of a frame
         return last.removeprefix("noria: error: ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -43,8 +44,15 @@ def test_the_help_of_run_offers_every_option_with_a_text(noria: Noria) -> None:
         if name not in ("model", "skip_tokenizer_init"):
             assert any(line.startswith(f"--{name.replace('_', '-')}") for line in lines), name
     for line, after in itertools.pairwise(lines):  # the text stands beside the option or below it
-        if line.startswith("-"):
+        if re.match(r"--?\w", line):
             assert "  " in line or not after.startswith(("-", "(default")), line
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_the_frames_of_the_parser_never_show(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    result = python("-m", "noria", "run", "m", "-p", "x", "--max-model-len", "a")
+    assert result.stderr == "noria: error: --max-model-len: expected an integer, not 'a'; see noria run --help\n"
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -67,9 +75,9 @@ def test_help_and_wrong_options_need_nothing_heavy() -> None:
 def test_the_module_and_the_script_are_the_same_command() -> None:
     result = python("-m", "noria", "--version")
     assert (result.returncode, result.stdout, result.stderr) == (0, f"noria {package.__version__}\n", "")
-    result = python("-m", "noria", "run", "m", "--bad")
+    result = python("-m", "noria", "run", "m", "--zzz")
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "noria: error: unknown option --bad; see noria run --help\n"
+    assert result.stderr == "noria: error: unknown option --zzz; see noria run --help\n"
     project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())
     assert project["project"]["scripts"]["noria"] == "noria.cli.main:main"
 

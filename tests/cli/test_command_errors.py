@@ -22,7 +22,7 @@ Noria = Callable[..., Outcome]
     [
         (["run", "m", "--topk", "3"], "unknown option --topk; did you mean --top-k?"),
         (["run", "m", "-p", "x", "--max_modellen=3"], "unknown option --max_modellen; did you mean --max-model-len?"),
-        (["run", "m", "--no-enable-prefix-cache"], "did you mean --no-enable-prefix-caching?"),
+        (["run", "m", "--no-enable-prefix-cache"], "unknown option --no-enable-prefix-cache; did you mean --no-"),
         (["run", "m", "--model", "x"], "unknown option --model"),
         (["chat", "m", "--n", "2"], "unknown option --n"),
         (["run", "m", "-p", "x", "--top-k", "many"], "--top-k: expected an integer, not 'many'"),
@@ -42,7 +42,7 @@ Noria = Callable[..., Outcome]
 )
 def test_a_wrong_command_line(noria: Noria, args: list[str], message: str) -> None:
     outcome = noria(*args)
-    assert message in outcome.error()
+    assert outcome.error().startswith(message)
     assert outcome.status == 2
     assert len(outcome.err.splitlines()) == 1
 
@@ -99,10 +99,11 @@ def test_prompts_that_cannot_be_served(
     assert "stdin is not utf-8 text" in noria("run", plain_model, "-p", "-").error()
 
 
-def test_a_prompt_longer_than_the_model_allows(noria: Noria, plain_model: str, compile_cache_dir: str) -> None:
-    """Without max_model_len the limit is the model's, and the engine is the one that knows it."""
-    sizes = ("--max-num-batched-tokens", "32", "--compile-cache-dir", compile_cache_dir, "--dtype", "float32")
-    assert "max_model_len (256)" in noria("run", plain_model, "-p", "z" * 300, *sizes).error()
+def test_a_prompt_that_the_template_makes_too_long(noria: Noria, chat_model: str, small: list[str]) -> None:
+    """Only the engine can tell: by itself the prompt would fit."""
+    outcome = noria("run", chat_model, "-p", "z" * 90, *small)
+    assert "max_model_len (96)" in outcome.error()
+    assert "compiling" in outcome.err
 
 
 def test_models_that_are_not_there(noria: Noria, tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from combo_jobs import MAX_MODEL_LEN, Job
 
+from noria.batch.pack import StepInputs
 from noria.config import EngineConfig
 from noria.engine.admission import Admission
 from noria.engine.core import EngineCore
@@ -21,25 +24,23 @@ from noria.engine.startup import start
 @dataclasses.dataclass(frozen=True)
 class Answer:
     token_ids: tuple[int, ...]
+    states: tuple[int, ...]  # of each token a checksum of the hidden state it was sampled from, to the last bit
     finish_reason: FinishReason | None
     stop_reason: int | str | None
 
-    @staticmethod
-    def of(request: Request) -> Answer:
-        return Answer(tuple(request.output_token_ids), request.finish_reason, request.stop_reason)
-
 
 class InFlight:
-    """The runner, with something happening on the host while a step is on the device."""
+    """The runner, with a look at every step while it is on the device and the host does not know its result."""
 
-    def __init__(self, runner: Any, meanwhile: Callable[[], None]) -> None:
+    def __init__(self, runner: Any, meanwhile: Callable[[StepInputs, Any], None]) -> None:
         self._runner = runner
         self._meanwhile = meanwhile
         self.execute_model = runner.execute_model
 
     def sample_tokens(self) -> Any:
+        executed = self._runner._executed  # step inputs and hidden states
         sampled = self._runner.sample_tokens()
-        self._meanwhile()
+        self._meanwhile(*executed)
         return sampled
 
 
@@ -61,37 +62,54 @@ class Rig:
             eos_token_ids=engine.eos_token_ids,
             seed=0,
         )
-        self._actions: list[Callable[[], None]] = []
+        self._action: Callable[[], None] | None = None
+        self._by_id: dict[str, Request] = {}
+        self._states: dict[Request, list[int]] = {}
 
     def submit(self, name: str, job: Job) -> list[Request]:
         """The requests (params.n of them) are called name:0, name:1 and so on."""
         prompt, params = list(job.prompt), job.params
         requests = self.admission.requests(name, prompt, params, cache_salt=job.cache_salt, priority=job.priority)
         for request in requests:
-            self.core.add(request)
+            self._add(request)
         return requests
+
+    def _add(self, request: Request) -> None:
+        self.core.add(request)
+        self._by_id[request.request_id] = request
+        self._states[request] = []
+
+    def answer(self, request: Request) -> Answer:
+        token_ids = tuple(request.output_token_ids)
+        # One that was given up during a step has a state whose token it never got.
+        states = tuple(self._states[request][: len(token_ids)])
+        return Answer(token_ids, states, request.finish_reason, request.stop_reason)
 
     def alone(self, job: Job) -> list[Answer]:
         """The answers of a job that has the engine to itself, one sequence after the other."""
         answers = []
         for request in self.admission.requests("alone", list(job.prompt), job.params):
-            self.core.add(request)
+            self._add(request)
             while self.scheduler.has_unfinished:
                 self.core.step()
-            answers.append(Answer.of(request))
+            answers.append(self.answer(request))
         return answers
 
     def step(self, meanwhile: Callable[[], None] | None = None) -> None:
         """One step; `meanwhile` runs when the device has the step and its result is not yet known."""
-        self._actions = [meanwhile] if meanwhile else []
+        self._action = meanwhile
         for request, token_ids in self.core.step():
             assert token_ids
             assert request.output_token_ids[-len(token_ids) :] == token_ids
         self.scheduler.check_integrity()
 
-    def _meanwhile(self) -> None:
-        for action in self._actions:
-            action()
+    def _meanwhile(self, inputs: StepInputs, hidden: Any) -> None:
+        hidden = np.asarray(hidden)
+        for index in np.flatnonzero(inputs.samples):
+            request_id = self.runner.batch.request_ids[inputs.rows[index]]
+            self._states[self._by_id[request_id]].append(zlib.crc32(hidden[index].tobytes()))
+        if self._action is not None:
+            self._action()
 
     def check_idle(self) -> None:
         """Nothing waits, nothing is lost, nothing was compiled while serving."""

@@ -43,7 +43,7 @@ AXES: dict[str, tuple[Setting, ...]] = {
         Setting("doubling", quick=True),
         Setting("gap", {"token_bucket_gap": 32}, quick=True),
         Setting("extra", {"extra_token_buckets": (5, 24)}, quick=True),
-        Setting("one-by-one", {"extra_token_buckets": tuple(range(1, 13))}),
+        Setting("one-by-one", {"extra_token_buckets": tuple(range(2, 13))}),
     ),
     "budget": (
         Setting("8x64", {"max_num_seqs": 8, "max_num_batched_tokens": 64}, quick=True),

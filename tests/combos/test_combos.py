@@ -3,7 +3,8 @@
 Two hundred random requests live together in an engine with a small cache: they arrive in bursts, are computed in
 chunks, find prefixes in the cache, are preempted and resumed, and some are given up, also while a step is on the
 device. Every answer must equal, token for token, that of the same request alone in an engine with other buckets,
-another budget, and no prefix cache. README.md says how to add a feature.
+another budget, and no prefix cache, and so must, to the last bit, the hidden states that the tokens were sampled from:
+a token seldom shows a rounding that is off. README.md says how to add a feature.
 """
 
 from __future__ import annotations
@@ -66,22 +67,24 @@ def check_combo(combo: Combo, alone: Alone, seed: int) -> None:
     life = Life(rig, jobs, f"{combo} {seed}", crowd=2 * combo.options["max_num_seqs"])
     life.run()
     rig.close()
-    compared = [compare(job, requests, alone.answers(combo.model, combo.numerics, job)) for job, requests in life.done]
-    assert compared.count(True) > 100
+    complete = 0
+    for job, requests in life.done:
+        expected = alone.answers(combo.model, combo.numerics, job)
+        complete += compare(job, [rig.answer(request) for request in requests], expected)
+    assert complete > 100
     assert {name for setting in combo.settings for name in setting.must_see if not life.seen[name]} == set()
     assert {name for setting in combo.settings for name in setting.must_not_see if life.seen[name]} == set()
 
 
-def compare(job: Job, requests: list, expected: list[Answer]) -> bool:
+def compare(job: Job, answers: list[Answer], expected: list[Answer]) -> bool:
     """Whether the answers are complete; one that was given up must at least begin like the right one."""
     complete = True
-    for request, answer in zip(requests, expected, strict=True):
-        found = Answer.of(request)
+    for found, right in zip(answers, expected, strict=True):
         if found.finish_reason is FinishReason.ABORT:
             complete = False
-            assert found.token_ids == answer.token_ids[: len(found.token_ids)], job
-        else:
-            assert found == answer, job
+            count = len(found.token_ids)
+            right = Answer(right.token_ids[:count], right.states[:count], FinishReason.ABORT, None)
+        assert found == right, job
     return complete
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from noria.ops.ragged_paged_attention.api import (
     BACKENDS,
+    CACHE_DTYPES,
     FULL_ATTENTION,
     KVCache,
     LayerAddress,
@@ -46,8 +47,9 @@ class World:
             self.tables[row, :need], ids = ids[:need], ids[need:]
         spec = KVCache.abstract(SLOTS * NUM_BLOCKS, BLOCK, kv_heads, head_dim, cache_dtype)
         # What others left behind must not matter, not even a NaN.
-        fill = 1 if cache_dtype == "int8" else np.nan
-        self.cache = jax.tree.map(lambda leaf: np.full(leaf.shape, fill, leaf.dtype), spec)
+        nan = np.array(1 if cache_dtype == "int8" else np.nan, CACHE_DTYPES[cache_dtype])
+        fill = lambda leaf: nan.view(leaf.dtype) if leaf.dtype.itemsize == nan.itemsize else 1
+        self.cache = jax.tree.map(lambda leaf: np.full(leaf.shape, fill(leaf), leaf.dtype), spec)
 
     def batch(self, spans, num_tokens, num_rows):
         """spans: per row (sequence, first, end) to compute now, decode rows (one token) first."""

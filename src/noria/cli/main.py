@@ -75,7 +75,7 @@ def _help() -> str:
     return (
         f"usage: noria COMMAND ...\n\ncommands:\n{commands}\n\n"
         "noria COMMAND --help shows the options of a command; noria --version the version.\n\n"
-        'example: noria run smollm2-135m-instruct -p "How does a water wheel work?"'
+        'example: noria run smollm2-135m-instruct -p "What is a water wheel?"'
     )
 
 

@@ -158,8 +158,8 @@ def _refuse_unknown(args: Sequence[str], known: Sequence[str], command: str) -> 
 
 def _in_one_line(box: str) -> str:
     """The first paragraph of the parser's framed complaint, with Python's terms replaced by a user's."""
-    lines = [line.strip("│┃|╭╮╰╯ ") for line in box.splitlines()]
-    rules = [number for number, line in enumerate(lines) if line.startswith("─")]
+    lines = [line.strip("│|╭╮╰╯ ") for line in box.splitlines()]
+    rules = [number for number, line in enumerate(lines) if re.search("─{3}$|-{3}$", line)]  # "-" in ASCII terminals
     inside = lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines
     text = " ".join(" ".join(inside).split()).rstrip(".")
     for pattern, plain in (

@@ -83,12 +83,14 @@ class AsyncLLM:
         Raises RequestError when it cannot be served, EngineDeadError when the engine is gone.
         """
         request_id = f"async-{next(self._ids)}" if request_id is None else request_id
+        group = self._front.prepare(
+            request_id, prompt, sampling_params or SamplingParams(), cache_salt=cache_salt, priority=priority
+        )
         stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
-        params = sampling_params or SamplingParams()
 
         def submit() -> None:
             try:
-                self._front.add(request_id, prompt, params, cache_salt=cache_salt, priority=priority)
+                self._front.submit(group)
             except Exception as error:  # whatever it is, it is this request's own
                 stream.put(error)
             else:

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Group:
+class RequestGroup:
     """The sequences of one prompt."""
 
     request_id: str
@@ -42,7 +42,7 @@ class _Group:
 
 
 class EngineFront:
-    """Prompts in, RequestOutputs out, one step at a time. Not safe to use from several threads."""
+    """Prompts in, RequestOutputs out, one step at a time. Only `prepare` may be called from several threads."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -54,8 +54,8 @@ class EngineFront:
             seed=engine.config.seed,
         )
         self._serial = itertools.count()
-        self._groups: dict[str, _Group] = {}
-        self._group_of: dict[str, _Group] = {}  # by id of a sequence
+        self._groups: dict[str, RequestGroup] = {}
+        self._group_of: dict[str, RequestGroup] = {}  # by id of a sequence
 
     @property
     def has_unfinished(self) -> bool:
@@ -71,14 +71,24 @@ class EngineFront:
         priority: int = 0,
     ) -> None:
         """Admits a prompt, or raises RequestError and changes nothing."""
+        self.submit(self.prepare(request_id, prompt, params, cache_salt=cache_salt, priority=priority))
+
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> RequestGroup:
+        """Checks and tokenizes a prompt. Touches nothing that runs, so any thread may do it. Raises RequestError."""
         _check_types(request_id, params, cache_salt, priority)
-        if request_id in self._groups:
-            raise RequestError(f"request id {request_id} is in use; choose another or abort that request first")
         text, token_ids = self.admission.tokenize(prompt)
         # The core's ids are never used twice, so a result that is late can never reach a request of the same name.
         core_id = f"{request_id}:{next(self._serial)}"
         requests = self.admission.requests(core_id, token_ids, params, cache_salt=cache_salt, priority=priority)
-        group = _Group(
+        return RequestGroup(
             request_id=request_id,
             prompt=text,
             prompt_token_ids=token_ids,
@@ -86,10 +96,15 @@ class EngineFront:
             indices={r.request_id: index for index, r in enumerate(requests)},
             metrics=RequestMetrics(time.perf_counter()),
         )
-        for request in requests:
+
+    def submit(self, group: RequestGroup) -> None:
+        """Queues what prepare made. Raises RequestError when its id is in use."""
+        if group.request_id in self._groups:
+            raise RequestError(f"request id {group.request_id} is in use; choose another or abort that request first")
+        for request, _ in group.sequences.values():
             self.engine.core.add(request)
             self._group_of[request.request_id] = group
-        self._groups[request_id] = group
+        self._groups[group.request_id] = group
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends all sequences of a prompt; returns its last output. None when there is no such request (any more)."""
@@ -115,7 +130,7 @@ class EngineFront:
                 del self._groups[result.request_id]
         return results
 
-    def _take(self, group: _Group, request: Request, token_ids: list[int]) -> CompletionOutput:
+    def _take(self, group: RequestGroup, request: Request, token_ids: list[int]) -> CompletionOutput:
         """The news of one sequence. A failure here is this request's own: it ends, the others go on."""
         if group.metrics.first_token_time is None:
             group.metrics.first_token_time = time.perf_counter()
@@ -135,7 +150,7 @@ class EngineFront:
             self._finish(group, request, output)
         return output
 
-    def _finish(self, group: _Group, request: Request, output: CompletionOutput) -> CompletionOutput:
+    def _finish(self, group: RequestGroup, request: Request, output: CompletionOutput) -> CompletionOutput:
         output.finish_reason, output.stop_reason = request.finish_reason, request.stop_reason
         del group.sequences[request.request_id], self._group_of[request.request_id]
         if not group.sequences:

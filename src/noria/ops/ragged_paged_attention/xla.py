@@ -124,10 +124,12 @@ def _attend(
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
         weights = jnp.where(seen, jnp.exp(scores - new_top[..., None]), 0)
         fade = jnp.exp(top - new_top)
-        # Summed by a matrix product: it takes each row in the same order, whereas XLA vectorizes a plain sum in ways
-        # that depend on the other dimensions.
-        ones = jnp.ones(kv_tile)
-        total = total * fade + jnp.einsum("shqk,k->shq", weights, ones, precision=lax.Precision.HIGHEST)
+        # Summed by a matrix product: it takes each row in the same order, whereas XLA sums a plain reduction, and a
+        # product with a vector, in ways that depend on the other dimensions.
+        sums = lax.dot_general(
+            weights.reshape(-1, kv_tile), jnp.ones((2, kv_tile)), (((1,), (1,)), ((), ())), lax.Precision.HIGHEST
+        )
+        total = total * fade + sums[:, 0].reshape(total.shape)
         mixed = jnp.einsum("shqk,skhd->shqd", weights.astype(q.dtype), values, preferred_element_type=jnp.float32)
         return index + 1, new_top, total, acc * fade[..., None] + mixed
 

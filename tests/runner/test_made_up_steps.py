@@ -1,0 +1,190 @@
+"""Warm-up and serving go through the same door: no real step can have a shape that the made-up ones did not."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from noria.batch.buckets import Buckets
+from noria.batch.inputs import BatchShape
+from noria.batch.pack import StepInputs, pack
+from noria.batch.persistent import PersistentBatch
+from noria.cache.layout import blocks_for_request, plan_layout
+from noria.cache.paged_cache import PagedCache
+from noria.config import EngineConfig, ModelLimits, ResolvedConfig, SamplingParams
+from noria.engine.request import Request
+from noria.runner.capture import made_up_steps
+from noria.scheduler.schedule import NewRequest, Schedule, StepResult
+from noria.scheduler.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the runner derives from its options."""
+
+    config: ResolvedConfig
+    num_groups: int = 1
+
+    @property
+    def buckets(self) -> Buckets:
+        return Buckets.of(self.config)
+
+    @property
+    def shape(self) -> BatchShape:
+        blocks = -(-self.config.max_model_len // self.config.block_size)
+        return BatchShape(self.buckets.requests[-1], self.num_groups, blocks)
+
+    def captured(self) -> tuple[dict[int, StepInputs], dict[int, StepInputs]]:
+        """The made-up steps by token bucket and by request bucket."""
+        config = self.config
+        steps = list(made_up_steps(self.shape, self.buckets, config.max_model_len, config.max_num_batched_tokens))
+        return {step.num_tokens: step for step in steps}, {step.num_rows: step for step in steps}
+
+
+def sizes_of(num_groups: int = 1, **options) -> Sizes:
+    return Sizes(EngineConfig(model="m", **options).resolve(ModelLimits(4096, 100), "cpu"), num_groups)
+
+
+@st.composite
+def random_sizes(draw: st.DrawFn) -> Sizes:
+    seqs = draw(st.integers(1, 20))
+    return sizes_of(
+        draw(st.integers(1, 3)),
+        max_num_seqs=seqs,
+        max_model_len=draw(st.integers(2, 100)),
+        max_num_batched_tokens=seqs + draw(st.integers(0, 150)),
+        token_bucket_gap=draw(st.sampled_from([0, 0, 8, 16, 48])),
+        extra_token_buckets=tuple(draw(st.lists(st.integers(2, 200), max_size=3))),
+        block_size=draw(st.sampled_from([4, 16])),
+    )
+
+
+def assert_captured(step: StepInputs, by_tokens: dict[int, StepInputs], by_rows: dict[int, StepInputs]) -> None:
+    """The step needs the programs of its two buckets; they see nothing but shape and dtype of the two buffers."""
+    for mine, made_up in (
+        (step.forward, by_tokens[step.num_tokens].forward),
+        (step.sample, by_rows[step.num_rows].sample),
+    ):
+        assert (mine.shape, mine.dtype) == (made_up.shape, made_up.dtype)
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens", "requests"),
+    [
+        ({"max_model_len": 64, "max_num_seqs": 20, "max_num_batched_tokens": 100}, [16, 32, 64, 128], [8, 16, 20]),
+        ({"max_model_len": 2048, "max_num_seqs": 1, "max_num_batched_tokens": 64}, [16, 32, 64], [2]),
+        ({"max_model_len": 8, "max_num_seqs": 8, "max_num_batched_tokens": 64}, [16, 32, 64], [8]),
+        ({"max_model_len": 3, "max_num_seqs": 2, "max_num_batched_tokens": 512}, [16], [2]),
+        (
+            {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 8, "extra_token_buckets": (2, 5, 9)},
+            [2, 5, 9],
+            [8],
+        ),
+    ],
+)
+def test_every_bucket_is_captured(options: dict, tokens: list[int], requests: list[int]) -> None:
+    sizes = sizes_of(**options)
+    by_tokens, by_rows = sizes.captured()
+    assert sorted(by_tokens) == list(sizes.buckets.tokens) == tokens
+    assert sorted(by_rows) == list(sizes.buckets.requests) == requests
+
+
+def test_a_program_is_captured_once() -> None:
+    """One step for each token bucket and one for each request bucket; the sampler steps share the forward programs."""
+    sizes = sizes_of(max_model_len=64, max_num_seqs=20, max_num_batched_tokens=100)
+    steps = list(made_up_steps(sizes.shape, sizes.buckets, 64, 100))
+    assert [step.num_tokens for step in steps[:4]] == [16, 32, 64, 128]
+    assert [step.num_rows for step in steps[4:]] == [8, 16, 20]
+    assert len(steps) == 7
+
+
+@given(random_sizes())
+@settings(max_examples=50)
+def test_made_up_steps_touch_nothing(sizes: Sizes) -> None:
+    """Should one run, it writes to null blocks only."""
+    by_tokens, by_rows = sizes.captured()
+    shape = sizes.shape
+    for step in (*by_tokens.values(), *by_rows.values()):
+        num_tables = shape.num_groups * shape.num_rows * shape.num_blocks
+        tables = step.forward[-3 - num_tables : -3]
+        assert not tables.any()
+        assert step.samples.all()
+
+
+@given(random_sizes(), st.data())
+@settings(max_examples=150)
+def test_no_step_within_the_budget_misses(sizes: Sizes, data: st.DataObject) -> None:
+    """Any counts that the limits allow, down to one token and up to the whole budget, with any sampling parameters."""
+    config = sizes.config
+    budget, counts = config.max_num_batched_tokens, {}
+    for row in range(data.draw(st.integers(1, config.max_num_seqs))):
+        if budget == 0:
+            break
+        counts[str(row)] = data.draw(st.integers(1, min(budget, config.max_model_len)) | st.just(1))
+        budget -= counts[str(row)]
+    batch = PersistentBatch(sizes.shape, config.max_model_len)
+    params = data.draw(
+        st.sampled_from(
+            [SamplingParams(temperature=0), SamplingParams(top_p=0.5, seed=1), SamplingParams(min_tokens=1, top_k=3)]
+        )
+    )
+    requests = []
+    for name, count in counts.items():
+        computed = data.draw(st.integers(0, config.max_model_len - count))
+        blocks = list(range(1, 1 + -(-(computed + count) // config.block_size)))
+        requests.append(
+            NewRequest(
+                request_id=name,
+                token_ids=[7] * (computed + count),
+                sampling_params=params,
+                stop_token_ids=frozenset({1, 2}),
+                key=3,
+                num_prompt_tokens=computed + count,
+                num_computed_tokens=computed,
+                block_ids=(blocks,) * sizes.num_groups,
+            )
+        )
+    schedule = Schedule(new_requests=tuple(requests), num_scheduled_tokens=counts)
+    batch.apply(schedule)
+    assert_captured(pack(schedule, batch, sizes.buckets), *sizes.captured())
+
+
+@given(random_sizes(), st.integers(0, 2**32))
+@settings(max_examples=30)
+def test_no_step_of_the_scheduler_misses(sizes: Sizes, seed: int) -> None:
+    """A pool that is too small for all, so that requests are preempted and come back."""
+    rng, config = random.Random(seed), sizes.config
+    layout = plan_layout((None,) * sizes.num_groups) if sizes.num_groups == 1 else plan_layout((None, 8, 8))
+    sizes = Sizes(config, layout.num_groups)
+    chunk = min(config.max_num_batched_tokens, config.max_model_len)
+    num_blocks = 2 + 2 * blocks_for_request(layout, config.max_model_len, config.block_size, chunk)
+    scheduler = Scheduler(
+        PagedCache(layout, num_blocks, config.block_size, enable_prefix_caching=rng.random() < 0.5),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+    )
+    for name in range(2 * config.max_num_seqs + 1):
+        prompt = [rng.randrange(3)] * rng.randint(1, config.max_model_len - 1)
+        scheduler.add(Request(str(name), prompt, SamplingParams(max_tokens=rng.randint(1, 20)), key=name))
+    batch, captured = PersistentBatch(sizes.shape, config.max_model_len), sizes.captured()
+    while scheduler.has_unfinished:
+        schedule = scheduler.schedule()
+        batch.apply(schedule)
+        step = pack(schedule, batch, sizes.buckets)
+        assert_captured(step, *captured)
+        scheduler.update(schedule, run(batch, step))
+
+
+def run(batch: PersistentBatch, step: StepInputs) -> StepResult:
+    sampled: dict[str, list[int]] = {}
+    for index in np.flatnonzero(step.samples):
+        row = int(step.rows[index])
+        batch.append(row, 5)
+        sampled[batch.request_ids[row] or ""] = [5]
+    return StepResult(sampled)

@@ -1,0 +1,87 @@
+"""The tokens of a step on their way back from the device."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from noria.batch.buckets import Buckets
+from noria.batch.inputs import BatchShape
+from noria.batch.pack import StepInputs, pack
+from noria.batch.persistent import PersistentBatch
+from noria.config import SamplingParams
+from noria.runner.runner import SampledTokens
+from noria.scheduler.schedule import CachedRequest, NewRequest, Schedule
+
+
+def new(request_id: str, token_ids: list[int]) -> NewRequest:
+    count = len(token_ids)
+    return NewRequest(request_id, token_ids, SamplingParams(), frozenset(), 0, count, 0, ([1],))
+
+
+def step_of(batch: PersistentBatch, **counts: int) -> StepInputs:
+    return pack(Schedule(num_scheduled_tokens=counts), batch, Buckets((16,), (4,)))
+
+
+def sampled(batch: PersistentBatch, step: StepInputs, tokens: list[int]) -> SampledTokens:
+    names = tuple(batch.request_ids[row] or "" for row in step.rows)
+    return SampledTokens(batch, step, names, batch.generation[step.rows], np.array(tokens, np.int32))
+
+
+def make_batch() -> PersistentBatch:
+    batch = PersistentBatch(BatchShape(4, 1, 4), 32)
+    batch.apply(Schedule(new_requests=(new("a", [1, 2, 3]), new("b", [4]), new("c", [5, 6]))))
+    return batch
+
+
+def test_tokens_find_their_requests_whatever_the_order_of_the_rows() -> None:
+    batch = make_batch()
+    step = step_of(batch, a=3, b=1, c=2)  # in the step b comes first: it has one token
+    assert step.rows.tolist() == [1, 0, 2]
+    result = sampled(batch, step, [10, 11, 12, 99]).result()
+    assert result.sampled_token_ids == {"b": [10], "a": [11], "c": [12]}
+    assert batch.num_tokens[:3].tolist() == [4, 2, 3]
+    assert batch.token_ids[:3, :4].tolist() == [[1, 2, 3, 11], [4, 10, 0, 0], [5, 6, 12, 0]]
+
+
+def test_the_token_of_an_unfinished_prompt_is_dropped() -> None:
+    batch = make_batch()
+    result = sampled(batch, step_of(batch, a=2, c=2), [10, 11, 0, 0]).result()
+    assert result.sampled_token_ids == {"a": [], "c": [11]}
+    assert batch.num_tokens[:3].tolist() == [3, 1, 3]
+
+
+def test_a_step_without_any_sample_has_nothing_to_wait_for() -> None:
+    batch = make_batch()
+    step = step_of(batch, a=2)
+    tokens = SampledTokens(batch, step, ("a",), batch.generation[step.rows], None)
+    assert tokens.result().sampled_token_ids == {"a": []}
+
+
+def test_a_late_token_does_not_reach_the_next_request_of_its_row() -> None:
+    batch = make_batch()
+    late = sampled(batch, step_of(batch, a=3, b=1), [10, 11, 0, 0])
+    batch.apply(Schedule(new_requests=(new("d", [7, 8]),), finished_ids=("a",)))
+    assert batch.row("d") == 0
+    assert late.result().sampled_token_ids == {"b": [10], "a": [11]}
+    assert batch.num_tokens[:2].tolist() == [2, 2]
+    assert batch.token_ids[0, :3].tolist() == [7, 8, 3]  # what is behind the known tokens is never read
+
+
+def test_nor_a_request_of_the_same_id_in_the_same_row() -> None:
+    batch = make_batch()
+    late = sampled(batch, step_of(batch, a=3), [10, 0, 0, 0])
+    batch.apply(Schedule(new_requests=(new("a", [7, 8]),), finished_ids=("a",)))
+    late.result()
+    assert batch.num_tokens[0] == 2
+
+
+def test_nor_a_request_that_was_preempted_and_came_back() -> None:
+    """It brings its tokens along, so a late one would be counted twice."""
+    batch = make_batch()
+    late = sampled(batch, step_of(batch, a=3), [10, 0, 0, 0])
+    resumed = CachedRequest("a", 0, ([2],), resumed=True, token_ids=[1, 2, 3])
+    batch.apply(Schedule(preempted_ids=("a",)))
+    batch.apply(Schedule(cached_requests=(resumed,)))
+    assert batch.row("a") == 0
+    late.result()
+    assert batch.num_tokens[0] == 3
