@@ -120,7 +120,7 @@ class EngineConfig:
     block_size: int = 16  # tokens in a cache block
     num_blocks_override: int | None = None  # size of the pool, instead of computing it from memory
     memory_utilization: float = 0.9  # share of the device's memory the engine may take
-    kv_cache_memory_bytes: int | None = None  # upper bound of the pool; None on a CPU: 4 GiB
+    kv_cache_memory_bytes: int | None = None  # upper bound of the pool; None on a CPU: 1 GiB
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"  # priority: the lower value of a request comes first
 

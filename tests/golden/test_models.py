@@ -181,9 +181,8 @@ def test_engine_with_each_dtype(dtype: str, cache_dtype: str, compile_cache_dir:
         answers = llm.generate([ids for ids, _, _ in steps], one)
         assert llm.stats.compiles_after_warmup == 0
         element = {"float32": 4, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1 + 4 / 16}.get(stored, 2)  # head_dim is 16
-        assert (
-            llm.stats.startup.memory.block_bytes == 2 * BLOCK_SIZE * 2 * 2 * 16 * element
-        )  # layers, KV heads, k and v
+        values = 2 * BLOCK_SIZE * 2 * 2 * 16  # 2 layers, 2 KV heads, keys and values
+        assert llm.stats.startup.memory.block_bytes == values * element
     wrong = [
         gap for answer, (_, token, gap) in zip(answers, steps, strict=True) if answer.outputs[0].token_ids != [token]
     ]

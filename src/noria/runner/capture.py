@@ -60,7 +60,8 @@ class Programs:
             with self._watch.watch(count):
                 return job(), count
 
-        with ThreadPoolExecutor(threads, thread_name_prefix="noria-compile") as pool:
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="noria-compile")
+        try:
             futures = {pool.submit(run, job): key for key, job in jobs.items()}
             for done, future in enumerate(as_completed(futures), start=1):
                 self._compiled[futures[future]], count = future.result()
@@ -68,6 +69,9 @@ class Programs:
                 self.start.cache_hits += count.cache_hits
                 if progress is not None:
                     progress(done, len(jobs))
+        finally:
+            # After a failure or an interrupt nobody waits for what is still in the queue.
+            pool.shutdown(wait=False, cancel_futures=True)
         return CaptureReport(len(jobs), self.start.compiled, time.perf_counter() - begin)
 
     def call(self, key: Hashable, job: Callable[[], Any], *arguments: Any) -> Any:
