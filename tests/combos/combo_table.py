@@ -47,8 +47,8 @@ AXES: dict[str, tuple[Setting, ...]] = {
     ),
     "budget": (
         Setting("8x64", {"max_num_seqs": 8, "max_num_batched_tokens": 64}, quick=True),
-        Setting("16x96", {"max_num_seqs": 16, "max_num_batched_tokens": 96}, quick=True),
-        Setting("5x17", {"max_num_seqs": 5, "max_num_batched_tokens": 17}),
+        Setting("5x17", {"max_num_seqs": 5, "max_num_batched_tokens": 17}, quick=True),
+        Setting("16x96", {"max_num_seqs": 16, "max_num_batched_tokens": 96}),
         Setting("40x300", {"max_num_seqs": 40, "max_num_batched_tokens": 300}),
     ),
     "pool": (
@@ -95,7 +95,8 @@ class Combo:
         """All options of the engine."""
         options = {name: value for setting in self.settings for name, value in setting.options.items()}
         spare = next(setting.spare_blocks for setting in self.settings if setting.spare_blocks is not None)
-        options["num_blocks_override"] = longest_request(self.model, options["block_size"]) + 1 + spare
+        longest = longest_request(self.model, options["block_size"], options["max_num_batched_tokens"])
+        options["num_blocks_override"] = longest + 1 + spare
         return options | self.numerics
 
     def tweak(self, job: Job) -> Job:
@@ -105,9 +106,9 @@ class Combo:
         return job
 
 
-def longest_request(model: str, block_size: int) -> int:
-    """Blocks that a request of MAX_MODEL_LEN tokens holds, whatever the budget of a step."""
-    return blocks_for_request(plan_layout(WINDOWS[model]), MAX_MODEL_LEN, block_size, MAX_MODEL_LEN)
+def longest_request(model: str, block_size: int, budget: int) -> int:
+    """Blocks that a request of MAX_MODEL_LEN tokens holds when a step computes up to `budget` of them."""
+    return blocks_for_request(plan_layout(WINDOWS[model]), MAX_MODEL_LEN, block_size, min(budget, MAX_MODEL_LEN))
 
 
 def pairwise(axes: Iterable[tuple[Setting, ...]]) -> list[Combo]:

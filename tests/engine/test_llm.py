@@ -152,7 +152,8 @@ def test_chat_goes_through_the_template(llm: LLM):
     assert answer.prompt_token_ids == llm.tokenizer.encode(template, add_special_tokens=False)
     several = llm.chat([messages, [*messages, {"role": "assistant", "content": "A"}, *messages]], GREEDY)
     assert several[0].outputs[0].token_ids == answer.outputs[0].token_ids
-    assert len(several[1].prompt_token_ids) == 2 * len(answer.prompt_token_ids) + 1
+    longer = "<|user|>the mill<|end|><|assistant|>A<|end|>" + template
+    assert several[1].prompt_token_ids == llm.tokenizer.encode(longer, add_special_tokens=False)
 
 
 def test_a_failure_of_the_text_is_one_requests_own(llm: LLM, monkeypatch: pytest.MonkeyPatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -160,10 +159,12 @@ def test_available_memory_of_a_cpu_is_what_the_system_can_give() -> None:
     assert 16 * MiB < available < 2**50
 
 
-@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 33}, {"max_num_seqs": 32}], ids=str)
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("llama", {"max_num_batched_tokens": 33}), ("gemma3", {"max_num_seqs": 32, "max_num_batched_tokens": 32})],
+)
 def test_the_estimate_covers_what_the_compiler_reserves(name: str, options: dict, compile_cache_dir: str) -> None:
-    sizes = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 64, "dtype": "float32"} | options
+    sizes = {"max_model_len": 128, "max_num_seqs": 4, "dtype": "float32"} | options
     config = EngineConfig.from_options(
         model=str(MODELS / name), skip_tokenizer_init=True, compile_cache_dir=compile_cache_dir, **sizes
     )
@@ -174,7 +175,6 @@ def test_the_estimate_covers_what_the_compiler_reserves(name: str, options: dict
         if None in analyses.values():
             pytest.skip("this backend does not tell")
         reserved = max(analysis.temp_size_in_bytes for analysis in analyses.values())
-        logging.getLogger(__name__).info("estimated %s, reserved %s", engine.report.memory.activations, analyses)
-        assert 0 < reserved <= engine.report.memory.activations
+        assert 0 < reserved <= engine.report.memory.activations < 20 * reserved
     finally:
         runner.close()

@@ -52,6 +52,19 @@ def test_files_written_by_the_safetensors_package_are_read(tmp_path):
             np.testing.assert_array_equal(values, tensors[name])
 
 
+@pytest.mark.parametrize(
+    ("config", "dtype"), [({}, "float32"), ({"dtype": "bfloat16"}, "bfloat16"), ({"torch_dtype": "float16"}, "float16")]
+)
+def test_random_weights_need_nothing_but_a_config(tmp_path, config, dtype):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with open_checkpoint(tmp_path, config_only=True) as checkpoint:
+        assert checkpoint.config == config
+        assert checkpoint.names() == set()
+        assert checkpoint.native_dtype == dtype
+    with pytest.raises(WeightsError, match=r"has no \*\.safetensors file"):
+        open_checkpoint(tmp_path)
+
+
 def test_a_single_file_of_another_name_will_do(tmp_path):
     write_folder(tmp_path, {"w": np.ones(3, np.float32)})
     (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")

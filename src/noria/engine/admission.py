@@ -60,6 +60,10 @@ class Admission:
         for stop in params.stop_token_ids or ():
             if not 0 <= stop < self._vocab_size:
                 raise RequestError(f"stop_token_ids: {stop} is not a token id; ids are 0 to {self._vocab_size - 1}")
+        if params.stop_strings and not self._tokenizer.vocab_size:
+            raise RequestError(
+                "stop works on text, but there is no tokenizer (skip_tokenizer_init); use stop_token_ids"
+            )
         if params.min_tokens and len(stops) > MAX_STOP_TOKENS_WITH_MIN_TOKENS:
             raise RequestError(
                 f"min_tokens works with at most {MAX_STOP_TOKENS_WITH_MIN_TOKENS} stop tokens (those of the model "

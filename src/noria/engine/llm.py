@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,7 +97,11 @@ class LLM:
 
         Raises RequestError at once, not at the first part.
         """
-        return self._parts(self._submit(prompt, sampling_params or SamplingParams()))
+        request_id = self._submit(prompt, sampling_params or SamplingParams())
+        parts = self._parts(request_id)
+        # A generator that nobody begins is dropped without running its `finally`.
+        weakref.finalize(parts, self._withdraw, request_id).atexit = False
+        return parts
 
     def chat(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,12 +45,12 @@ class Keys:
     """A config mapping that names the key when it is missing or of the wrong type."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = config
+        self._config = dict(config)
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self._config.get(name)
         value = default if value is None else value
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
             raise WeightsError(f"config.json: {name} must be a number, not {value!r}")
         return float(value)
 
@@ -67,11 +68,34 @@ class Keys:
         """The position embedding: the older rope_theta + rope_scaling, or rope_parameters (keyed by `kind` when the
         layers differ)."""
         positions = self.integer("max_position_embeddings")
-        parameters = self.get("rope_parameters")
+        parameters = self._mapping("rope_parameters")
         if parameters is not None:
-            parameters = parameters.get(kind, parameters) if kind else parameters
-            return make_rope(head_dim, float(parameters.get("rope_theta", theta)), parameters, positions)
-        return make_rope(head_dim, self.number("rope_theta", theta), self.get("rope_scaling"), positions)
+            if kind in parameters:
+                parameters = Keys(parameters)._mapping(kind) or {}
+            theta = Keys(parameters).number("rope_theta", theta)
+        else:
+            parameters, theta = self._mapping("rope_scaling") or {}, self.number("rope_theta", theta)
+        if (partial := Keys(self._config | parameters).number("partial_rotary_factor", 1.0)) != 1.0:
+            raise WeightsError(f"config.json: partial_rotary_factor {partial} is not supported")
+        try:
+            return make_rope(head_dim, theta, parameters, positions)
+        except KeyError as error:
+            raise WeightsError(f"config.json: the rope parameters lack {error.args[0]}") from None
+
+    def layer_types(self, allowed: Sequence[str]) -> list[str] | None:
+        """The kind of attention of each layer; None when the config does not say."""
+        types, layers = self.get("layer_types"), self.integer("num_hidden_layers")
+        if types is None:
+            return None
+        if not isinstance(types, list) or len(types) != layers or any(kind not in allowed for kind in types):
+            raise WeightsError(f"config.json: layer_types must be {layers} of {' and '.join(allowed)}, not {types}")
+        return types
+
+    def _mapping(self, name: str) -> dict[str, Any] | None:
+        value = self.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise WeightsError(f"config.json: {name} must be an object, not {value!r}")
+        return value
 
 
 def dense_config(

@@ -20,12 +20,10 @@ def gemma3(config: Mapping[str, Any]) -> DecoderConfig:
         keys.integer("hidden_size"),
     )
     head_dim = keys.integer("head_dim", 256)
-    types = keys.get("layer_types")
+    types = keys.layer_types((_SLIDING, _FULL))
     if types is None:
         pattern = keys.integer("sliding_window_pattern", 6)
         types = [_SLIDING if (layer + 1) % pattern else _FULL for layer in range(layers)]
-    if len(types) != layers or set(types) - {_SLIDING, _FULL}:
-        raise WeightsError(f"config.json: layer_types must be {layers} of {_SLIDING} and {_FULL}, not {types}")
     if keys.get("use_bidirectional_attention"):
         raise WeightsError("config.json: use_bidirectional_attention is not supported: this model is an encoder")
     return dense_config(

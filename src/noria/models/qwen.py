@@ -29,10 +29,11 @@ def qwen3(config: Mapping[str, Any]) -> DecoderConfig:
 def _windows(keys: Keys) -> tuple[int | None, ...]:
     """Sliding windows are off unless use_sliding_window; layers below max_window_layers stay full."""
     layers = keys.integer("num_hidden_layers")
+    types = keys.layer_types(("full_attention", "sliding_attention"))
     if not keys.get("use_sliding_window", False) or not keys.get("sliding_window"):
         return (None,) * layers
     window = keys.integer("sliding_window")
-    if types := keys.get("layer_types"):
+    if types is not None:
         return tuple(window if kind == "sliding_attention" else None for kind in types)
     first = int(keys.number("max_window_layers", 28))
     return tuple(window if layer >= first else None for layer in range(layers))

@@ -27,6 +27,8 @@ ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any]], DecoderConfig]] = Mapp
 def build_model(config: Mapping[str, Any]) -> Decoder:
     """The model that a checkpoint's config describes. Raises WeightsError for an architecture that is not supported."""
     names = config.get("architectures") or []
+    if not isinstance(names, list):
+        names = [names]
     for name in names:
         if name in ARCHITECTURES:
             return Decoder(ARCHITECTURES[name](config))

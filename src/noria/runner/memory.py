@@ -6,11 +6,13 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from noria.batch.buckets import Buckets
 from noria.cache.layout import CacheLayout, blocks_for_request
 from noria.config import ResolvedConfig
 from noria.errors import ConfigError
 from noria.models.config import DecoderConfig
 from noria.ops.ragged_paged_attention.api import KVCache
+from noria.ops.ragged_paged_attention.xla import DECODE_ROWS, KV_TILE, PREFILL_TOKENS
 
 _MiB = 2**20
 _CPU_CACHE_LIMIT = 1024 * _MiB  # of the cache on a CPU, where memory is the user's too, unless one request needs more
@@ -88,11 +90,27 @@ def _too_small(config: ResolvedConfig, plan: MemoryPlan, smallest: int) -> str:
 
 
 def activation_bytes(config: ResolvedConfig, model: DecoderConfig, dtype_bytes: int) -> int:
-    """An upper estimate of what the largest step holds at a time besides weights and cache."""
+    """An upper estimate of what the largest step holds at a time besides weights and cache.
+
+    The steps are as wide as their buckets. Products come out in float32 before they are rounded to the dtype.
+    """
+    buckets = Buckets.of(config)
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    per_token = dtype_bytes * (4 * model.hidden_size + 3 * model.intermediate_size + 2 * heads)
-    per_row = 4 * 4 * model.vocab_size  # float32 logits, scaled logits, noise, mask
-    return config.max_num_batched_tokens * per_token + config.max_num_seqs * per_row
+    per_token = 4 * (4 * model.hidden_size + 3 * model.intermediate_size) + 2 * dtype_bytes * heads
+    per_row = 7 * 4 * model.vocab_size  # float32 logits and what the sampler makes of them: scaled, noise, keys, masks
+    return (
+        (buckets.tokens[-1] + PREFILL_TOKENS) * per_token
+        + buckets.requests[-1] * per_row
+        + _attention_tile_bytes(model, dtype_bytes)
+    )
+
+
+def _attention_tile_bytes(model: DecoderConfig, dtype_bytes: int) -> int:
+    """What one iteration of the attention loop gathers and computes, whatever the step."""
+    keys_and_values = DECODE_ROWS * KV_TILE * model.num_kv_heads * 2 * model.head_dim
+    scores = PREFILL_TOKENS * model.num_heads * KV_TILE
+    accumulated = PREFILL_TOKENS * model.num_heads * model.head_dim
+    return keys_and_values * (4 + 2 * dtype_bytes) + 4 * (4 * scores + 4 * accumulated)
 
 
 def available_bytes(device: Any) -> int:

@@ -69,9 +69,9 @@ def _filter(logits: jax.Array, inputs: SampleInputs) -> jax.Array:
     floor = _largest_key(logits, lambda kept: jnp.sum(kept, axis=-1) >= k)
     logits = jnp.where(_sortable(logits) >= floor[:, None], logits, _MASKED)
 
-    weights = jnp.exp(logits)
-    nucleus = inputs.top_p * jnp.sum(weights, axis=-1)
-    floor = _largest_key(logits, lambda kept: jnp.sum(jnp.where(kept, weights, 0), axis=-1) >= nucleus)
+    total = _order_free_sum(jnp.exp(logits))
+    nucleus = inputs.top_p * total(True)
+    floor = _largest_key(logits, lambda kept: total(kept) >= nucleus)
     floor = jnp.minimum(floor, _sortable(jnp.float32(0)))  # the largest logit stays, even for a top_p that underflows
     limited = (inputs.top_p < 1)[:, None] & (_sortable(logits) < floor[:, None])
     logits = jnp.where(limited, _MASKED, logits)
@@ -79,6 +79,28 @@ def _filter(logits: jax.Array, inputs: SampleInputs) -> jax.Array:
     # The largest logit is 0, so exp(logit) is the probability relative to the largest.
     floor = jnp.minimum(jnp.log(inputs.min_p), 0)
     return jnp.where(logits < floor[:, None], _MASKED, logits)
+
+
+def _order_free_sum(weights: jax.Array) -> Callable[[jax.Array | bool], jax.Array]:
+    """weights [R, V], each 0 to 1 -> a function: kept [R, V] bool -> float32 [R], the sum of the weights kept.
+
+    Floats summed in another order give another sum, and XLA's order depends on the number of rows. So each weight
+    becomes three integers of 13 bits, which sum to the same in any order. 2**19 of them fit, and their sum is right to
+    the 20th bit behind the point even when all the tokens of so large a vocabulary are rounded down.
+    """
+    parts, rest = [], weights
+    for _ in range(3):
+        digits = jnp.floor(rest * 2.0**13)
+        parts.append(digits.astype(jnp.uint32))
+        rest = rest * 2.0**13 - digits
+
+    def total(kept: jax.Array | bool) -> jax.Array:
+        value = jnp.zeros(weights.shape[:1], jnp.float32)
+        for part in reversed(parts):
+            value = (value + jnp.sum(jnp.where(kept, part, 0), axis=-1).astype(jnp.float32)) * 2.0**-13
+        return value
+
+    return total
 
 
 def _sortable(x: jax.Array) -> jax.Array:

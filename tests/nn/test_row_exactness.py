@@ -1,0 +1,69 @@
+"""In float32 on the CPU a row's result is the same to the last bit however many rows are computed with it.
+
+Everything else (buckets, chunks, batch mates, prefix cache) rests on this. XLA does not promise it, so a new version of
+it may break it: these tests say which operation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from noria.nn.linear import linear
+from noria.nn.norm import rms_norm
+from noria.nn.rope import make_rope, rope_tables, rotate
+
+COUNTS = (2, 5, 17, 64, 256)
+
+
+def assert_rows_alike(function: Callable[..., jax.Array], *arrays: np.ndarray) -> None:
+    compiled = jax.jit(function)
+    whole = np.asarray(compiled(*arrays))
+    for count in COUNTS:
+        part = np.asarray(compiled(*(array[:count] for array in arrays)))
+        differ = np.flatnonzero((part != whole[:count]).reshape(count, -1).any(axis=1))
+        assert differ.size == 0, f"rows {differ} of {count} differ from those of {len(whole)}"
+
+
+def rows(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((COUNTS[-1], *shape), np.float32)
+
+
+@pytest.mark.parametrize(("size", "outputs"), [(48, 112), (320, 864), (1536, 576), (64, 2000)])
+def test_linear(size: int, outputs: int) -> None:
+    weight = np.random.default_rng(1).standard_normal((outputs, size), np.float32)
+    assert_rows_alike(functools.partial(linear, weight=weight), rows(size))
+
+
+@pytest.mark.parametrize("shape", [(16,), (48,), (320,), (576,), (2048,), (1, 24), (3, 64)], ids=str)
+def test_rms_norm(shape: tuple[int, ...]) -> None:
+    weight = np.random.default_rng(1).standard_normal(shape[-1]).astype(np.float32)
+    assert_rows_alike(lambda x: rms_norm(x, jnp.asarray(weight), 1e-6), rows(*shape))
+
+
+def test_rms_norm_is_the_root_mean_square() -> None:
+    x, weight = rows(3, 40), np.linspace(-1, 1, 40, dtype=np.float32)
+    wide = x.astype(np.float64)
+    expected = wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + 1e-5) * (weight + 1.0)
+    np.testing.assert_allclose(jax.jit(rms_norm, static_argnums=(2, 3))(x, weight, 1e-5, 1.0), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("head_dim", [16, 24, 64])
+def test_rope(head_dim: int) -> None:
+    rope = make_rope(head_dim, 10000.0, None, 512)
+
+    def turn(x: jax.Array, positions: jax.Array) -> jax.Array:
+        cos, sin = rope_tables((rope,), positions)
+        return rotate(x, cos[0], sin[0])
+
+    assert_rows_alike(turn, rows(3, head_dim), np.arange(COUNTS[-1], dtype=np.int32))
+
+
+@pytest.mark.parametrize("activation", [jax.nn.silu, functools.partial(jax.nn.gelu, approximate=True)], ids=str)
+def test_activation(activation: Callable[[jax.Array], jax.Array]) -> None:
+    assert_rows_alike(activation, rows(112))
