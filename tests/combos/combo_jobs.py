@@ -28,7 +28,8 @@ class Job:
 
 
 def make_jobs(count: int, seed: int) -> list[Job]:
-    """Half of the prompts continue one of a few common beginnings, so that there is something to find in the cache."""
+    """Many prompts continue one of a few common beginnings, so that there is something to find in the cache; many are
+    short and grow long, so that they get into each other's way and are preempted."""
     rng = random.Random(seed)
     beginnings = [_tokens(rng, length) for length in (16, 33, 48, 100, 200)]
     return [Job(_prompt(rng, beginnings), _params(rng), _salt(rng), rng.randrange(3)) for _ in range(count)]
@@ -40,17 +41,17 @@ def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
 
 def _prompt(rng: random.Random, beginnings: list[tuple[int, ...]]) -> tuple[int, ...]:
     kind = rng.random()
-    if kind < 0.5:
+    if kind < 0.35:
         return rng.choice(beginnings) + _tokens(rng, rng.randint(1, 60))
-    if kind < 0.6:
+    if kind < 0.4:
         return rng.choice(beginnings)  # the whole prompt may be in the cache
-    if kind < 0.8:
+    if kind < 0.85:
         return _tokens(rng, rng.randint(1, 24))
     return _tokens(rng, rng.randint(1, MAX_PROMPT))
 
 
 def _params(rng: random.Random) -> SamplingParams:
-    max_tokens = rng.randint(1, 24)
+    max_tokens = rng.choice([1, rng.randint(1, 24), rng.randint(1, 24), 48])
     stops = rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 1, 12]))
     ends = {"max_tokens": max_tokens, "stop_token_ids": stops, "ignore_eos": rng.random() < 0.3}
     if rng.random() < 0.3:

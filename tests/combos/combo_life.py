@@ -170,13 +170,14 @@ class Life:
 
     def _abort(self) -> None:
         """Gives up one job in whatever state it is; often its id comes back before the next step, for another job."""
-        if not self._live:
+        if not self._live or self.seen["aborted"] > len(self.done) / 4:
             return
         by_state: dict[str, list[str]] = {}
         for name, (_, requests) in self._live.items():
             by_state.setdefault(_state(requests[0]), []).append(name)
-        state = self._rng.choice(sorted(by_state))  # the rare ones as often as the others
+        state = min(by_state, key=lambda state: (self.seen[f"aborted {state}"], state))  # the rare ones, too
         name = self._rng.choice(by_state[state])
+        self.seen["aborted"] += 1
         self.seen[f"aborted {state}"] += 1
         _, requests = self._live.pop(name)
         self.rig.core.abort([request.request_id for request in requests])
