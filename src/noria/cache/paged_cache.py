@@ -179,10 +179,10 @@ class PagedCache:
     def _release(self, block: int) -> None:
         self._pool.release(block, keep_content=block in self._index)
 
-    def commit(self, request: Request) -> None:
-        """Enters the blocks that `request.num_computed_tokens` fill into the prefix index (see the top of the file)."""
+    def commit(self, request: Request, num_computed_tokens: int) -> None:
+        """Enters the blocks that the first `num_computed_tokens` fill into the prefix index."""
         table = self._tables[request.request_id]
-        num_full = request.num_computed_tokens // self.block_size
+        num_full = num_computed_tokens // self.block_size
         if not self.enable_prefix_caching or num_full <= table.num_committed:
             return
         hashes = extend_hashes(request, self.block_size)

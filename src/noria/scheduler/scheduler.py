@@ -9,6 +9,7 @@ always advances and every request ends.
 from __future__ import annotations
 
 import bisect
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -28,6 +29,15 @@ class SchedulerStats:
     cache: CacheStats
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A request's part in a step."""
+
+    request: Request
+    num_computed_tokens: int  # after the step
+    samples: bool  # false while the prompt is unfinished
+
+
 @dataclass(slots=True)
 class _Step:
     """A Schedule in the making."""
@@ -36,12 +46,16 @@ class _Step:
     new: list[NewRequest] = field(default_factory=list)
     cached: list[CachedRequest] = field(default_factory=list)
     num_tokens: dict[str, int] = field(default_factory=dict)
-    requests: list[Request] = field(default_factory=list)  # as in num_tokens
-    preempted: list[str] = field(default_factory=list)
+    entries: list[_Entry] = field(default_factory=list)  # as in num_tokens
+    preempted: bool = False  # whether somebody was
 
     def take(self, request: Request, num_tokens: int) -> None:
+        """From here on the tokens count as computed: the next step may be planned before this one has run."""
+        request.num_computed_tokens += num_tokens
+        samples = request.num_computed_tokens == len(request.token_ids) + request.num_placeholders
+        request.num_placeholders += samples
         self.num_tokens[request.request_id] = num_tokens
-        self.requests.append(request)
+        self.entries.append(_Entry(request, request.num_computed_tokens, samples))
         self.budget -= num_tokens
 
 
@@ -76,7 +90,8 @@ class Scheduler:
         self._running: list[Request] = []  # in the order of the policy
         self._known: set[str] = set()  # ids whose state the runner keeps
         self._finished_ids: list[str] = []  # known ones that ended since the last step
-        self._in_flight: tuple[Schedule, list[Request]] | None = None
+        self._preempted_ids: list[str] = []  # since the last step
+        self._in_flight: deque[tuple[Schedule, list[_Entry]]] = deque()
         self._num_arrivals = 0
         self._num_preemptions = 0
 
@@ -106,6 +121,9 @@ class Scheduler:
                 f"and fewer than max_model_len ({self._max_model_len})"
             )
         request.arrival = self._num_arrivals
+        max_tokens = request.sampling_params.max_tokens
+        room = self._max_model_len - request.num_prompt_tokens
+        request.max_num_tokens = request.num_prompt_tokens + (room if max_tokens is None else min(room, max_tokens))
         self._num_arrivals += 1
         self._requests[request.request_id] = request
         self._waiting.push(request)
@@ -141,28 +159,30 @@ class Scheduler:
             self._finished_ids.append(request_id)
 
     def schedule(self) -> Schedule:
-        """The next step. Empty (no tokens) only when there is no unfinished request.
+        """The next step; one step before it may still be in flight, that is, not yet reported to update().
 
-        Finished ids wait for the next step that has tokens, so an empty Schedule need not be run or reported.
-        Raises RuntimeError when the step before was not reported to update() yet.
+        Empty (no tokens) only when there is no unfinished request, or when all of them wait for the step in flight.
+        Finished and preempted ids wait for the next step that has tokens, so an empty Schedule need not be run or reported.
+        Raises RuntimeError when more than one step is in flight.
         """
-        if self._in_flight is not None:
-            raise RuntimeError("schedule() was called before the last step was reported to update()")
+        if len(self._in_flight) > 1:
+            raise RuntimeError("schedule() was called while two steps were not reported to update()")
         step = _Step(self._max_num_batched_tokens)
         self._schedule_running(step)
         if not step.preempted:
             self._schedule_waiting(step)
-        if not step.requests:
+        if not step.entries:
             return Schedule()
         schedule = Schedule(
             new_requests=tuple(step.new),
             cached_requests=tuple(step.cached),
             num_scheduled_tokens=step.num_tokens,
             finished_ids=tuple(self._finished_ids),
-            preempted_ids=tuple(step.preempted),
+            preempted_ids=tuple(self._preempted_ids),
         )
         self._finished_ids.clear()
-        self._in_flight = (schedule, step.requests)
+        self._preempted_ids.clear()
+        self._in_flight.append((schedule, step.entries))
         return schedule
 
     def _schedule_running(self, step: _Step) -> None:
@@ -170,7 +190,10 @@ class Scheduler:
         allocate, index = self.cache.allocate, 0
         while index < len(self._running) and step.budget:
             request = self._running[index]
-            num_tokens = min(len(request.token_ids) - request.num_computed_tokens, step.budget)
+            num_tokens = min(request.num_tokens_to_compute - request.num_computed_tokens, step.budget)
+            if num_tokens == 0:  # it ends with the token that is being sampled
+                index += 1
+                continue
             while (new_block_ids := allocate(request, num_tokens)) is None:
                 victim = self._running.pop()
                 self._preempt(victim, step)
@@ -187,7 +210,8 @@ class Scheduler:
         request.num_preemptions += 1
         self._num_preemptions += 1
         self._waiting.push(request)
-        step.preempted.append(request.request_id)
+        step.preempted = True
+        self._preempted_ids.append(request.request_id)
 
     def _schedule_waiting(self, step: _Step) -> None:
         """Strictly in order: a request that finds no room holds up those behind it, so that none waits forever."""
@@ -220,24 +244,30 @@ class Scheduler:
         """Takes what a step yielded; returns the requests that got tokens, with these. Finished ones are freed.
 
         Tokens of a request whose prompt is not yet computed are dropped, as are results of requests that were aborted
-        since the schedule, even when their id has come back. Raises RuntimeError when `schedule` is not the one in
-        flight, or when a request that is due for a token got none.
+        or ended since the schedule, even when their id has come back. A request that was preempted since then keeps its
+        token. Raises RuntimeError when `schedule` is not the oldest in flight, or when a request that is due for a token
+        got none.
         """
         if not schedule.num_scheduled_tokens:
             return []
-        if self._in_flight is None or self._in_flight[0] is not schedule:
-            raise RuntimeError("update() was called with a schedule that is not in flight")
-        requests, self._in_flight = self._in_flight[1], None
+        if not self._in_flight or self._in_flight[0][0] is not schedule:
+            raise RuntimeError("update() was called with a schedule that is not the oldest in flight")
         outputs, any_finished = [], False
-        for request in requests:
+        for entry in self._in_flight.popleft()[1]:
+            request = entry.request
             if request.is_finished:
                 continue
-            request.num_computed_tokens += schedule.num_scheduled_tokens[request.request_id]
-            if request.num_computed_tokens == len(request.token_ids):
-                outputs.append((request, self._append(request, result)))
-            self.cache.commit(request)
+            is_running = request.status is RequestStatus.RUNNING
+            if is_running:
+                self.cache.commit(request, entry.num_computed_tokens)
+            if not entry.samples:
+                continue
+            request.num_placeholders -= 1
+            outputs.append((request, self._append(request, result)))
             if request.is_finished:
                 any_finished = True
+                if not is_running:
+                    self._waiting.remove(request)
                 self._forget(request)
         if any_finished:
             self._running = [request for request in self._running if not request.is_finished]
@@ -247,7 +277,7 @@ class Scheduler:
         """The tokens taken: all that were sampled, or those up to the one that ends the request."""
         taken = []
         for token_id in result.sampled_token_ids.get(request.request_id, ()):
-            request.append(token_id, self._max_model_len)
+            request.append(token_id)
             taken.append(token_id)
             if request.is_finished:
                 break
