@@ -27,7 +27,7 @@ def compute(cache: PagedCache, request: Request, chunk: int = CHUNK) -> PrefixHi
     request.num_computed_tokens = hit.num_tokens
     while True:
         request.num_computed_tokens += num_tokens
-        cache.commit(request, request.num_computed_tokens)
+        cache.commit(request)
         cache.check_integrity()
         if not (num_tokens := min(chunk, request.num_tokens - request.num_computed_tokens)):
             return hit
@@ -104,8 +104,21 @@ def test_blocks_are_found_only_after_commit() -> None:
     assert cache.admit(first, cache.lookup(first), 9, CHUNK) is not None
     assert cache.lookup(second).num_tokens == 0
     first.num_computed_tokens = 7
-    cache.commit(first, first.num_computed_tokens)
+    cache.commit(first)
     assert cache.lookup(second).num_tokens == 4
+
+
+def test_a_block_waits_for_tokens_that_are_still_being_sampled() -> None:
+    cache = make_cache([None])
+    request = make_request("a", list(range(7)))
+    compute(cache, request)
+    assert cache.allocate(request, 1) is not None
+    request.num_computed_tokens = 8
+    cache.commit(request)
+    assert cache.stats.num_cached == 1
+    request.token_ids.append(7)
+    cache.commit(request)
+    assert cache.lookup(make_request("b", list(range(9)))).num_tokens == 8
 
 
 def test_generated_tokens_are_found_too() -> None:
@@ -115,7 +128,7 @@ def test_generated_tokens_are_found_too() -> None:
     request.token_ids += [7, 8, 9]
     assert cache.allocate(request, 3) is not None
     request.num_computed_tokens = 9
-    cache.commit(request, request.num_computed_tokens)
+    cache.commit(request)
     assert cache.lookup(make_request("b", [0, 1, 2, 3, 4, 5, 7, 8, 1])).num_tokens == 8
 
 
@@ -218,7 +231,7 @@ def test_a_gemma_like_model_holds_fewer_bytes_than_a_full_one(caching: bool) -> 
         for _ in range(8):
             most = max(most, sum(cache.blocks_held("a")))
             request.num_computed_tokens += 512
-            cache.commit(request, request.num_computed_tokens)
+            cache.commit(request)
             request.token_ids.append(0)
             assert cache.allocate(request, min(512, request.num_tokens - request.num_computed_tokens)) is not None
         most = max(most, sum(cache.blocks_held("a")))
@@ -250,7 +263,7 @@ def test_reset_forgets_and_keeps_requests_of_before_out() -> None:
     request.token_ids += [9, 10, 11]
     assert cache.allocate(request, 3) is not None
     request.num_computed_tokens = 12
-    cache.commit(request, request.num_computed_tokens)
+    cache.commit(request)
     assert cache.lookup(make_request("b", list(range(13)))).num_tokens == 0
     cache.check_integrity()
     cache.free(request)

@@ -32,7 +32,7 @@ class EngineCore:
     def step(self) -> list[tuple[Request, list[int]]]:
         """One step; returns the requests that got tokens, with these.
 
-        With async_scheduling the tokens are those of the step before the one that is dispatched: at first there are none.
+        With async_scheduling the tokens are those of the step before the one dispatched: at first there are none.
         A step that raises leaves scheduler and device in unknown states: it is the last one.
         Raises EngineDeadError after the end.
         """
@@ -46,6 +46,7 @@ class EngineCore:
     def close(self) -> None:
         """Gives the device's memory back."""
         self._ended = self._ended or "it was closed"
+        self._in_flight = None
         self.runner.close()
 
     def _check_alive(self) -> None:

@@ -80,7 +80,8 @@ class Request:
 
         The last token that max_tokens or max_model_len allow is nobody's input.
         """
-        return min(len(self.token_ids) + self.num_placeholders, self.max_num_tokens - 1)
+        num_tokens = len(self.token_ids) + self.num_placeholders
+        return num_tokens if num_tokens < self.max_num_tokens else self.max_num_tokens - 1
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -97,10 +98,8 @@ class Request:
 
     def append(self, token_id: int) -> None:
         """Takes a sampled token and finishes the request when the token or a length limit ends it."""
-        params = self.sampling_params
         self.token_ids.append(token_id)
-        generated = self.num_output_tokens
-        if generated >= params.min_tokens and token_id in self.stop_token_ids:
+        if token_id in self.stop_token_ids and self.num_output_tokens >= self.sampling_params.min_tokens:
             self.finish(FinishReason.STOP, token_id)
-        elif self.num_tokens >= self.max_num_tokens:
+        elif len(self.token_ids) >= self.max_num_tokens:
             self.finish(FinishReason.LENGTH)

@@ -9,7 +9,7 @@ always advances and every request ends.
 from __future__ import annotations
 
 import bisect
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -29,33 +29,29 @@ class SchedulerStats:
     cache: CacheStats
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A request's part in a step."""
-
-    request: Request
-    num_computed_tokens: int  # after the step
-    samples: bool  # false while the prompt is unfinished
-
-
 @dataclass(slots=True)
 class _Step:
     """A Schedule in the making."""
 
     budget: int  # tokens that may still be scheduled
+    block_size: int
     new: list[NewRequest] = field(default_factory=list)
     cached: list[CachedRequest] = field(default_factory=list)
     num_tokens: dict[str, int] = field(default_factory=dict)
-    entries: list[_Entry] = field(default_factory=list)  # as in num_tokens
+    sampling: list[Request] = field(default_factory=list)  # those whose prompt is complete
+    filling: list[Request] = field(default_factory=list)  # those that complete a block of the cache
     preempted: bool = False  # whether somebody was
 
     def take(self, request: Request, num_tokens: int) -> None:
         """From here on the tokens count as computed: the next step may be planned before this one has run."""
-        request.num_computed_tokens += num_tokens
-        samples = request.num_computed_tokens == len(request.token_ids) + request.num_placeholders
-        request.num_placeholders += samples
+        before = request.num_computed_tokens
+        request.num_computed_tokens = computed = before + num_tokens
+        if computed == len(request.token_ids) + request.num_placeholders:
+            request.num_placeholders += 1
+            self.sampling.append(request)
+        if computed // self.block_size != before // self.block_size:
+            self.filling.append(request)
         self.num_tokens[request.request_id] = num_tokens
-        self.entries.append(_Entry(request, request.num_computed_tokens, samples))
         self.budget -= num_tokens
 
 
@@ -91,7 +87,7 @@ class Scheduler:
         self._known: set[str] = set()  # ids whose state the runner keeps
         self._finished_ids: list[str] = []  # known ones that ended since the last step
         self._preempted_ids: list[str] = []  # since the last step
-        self._in_flight: deque[tuple[Schedule, list[_Entry]]] = deque()
+        self._in_flight: deque[tuple[Schedule, _Step]] = deque()
         self._num_arrivals = 0
         self._num_preemptions = 0
 
@@ -154,6 +150,8 @@ class Scheduler:
         del self._requests[request_id]
         if self.cache.has_table(request_id):
             self.cache.free(request)
+        if request_id in self._preempted_ids:
+            self._preempted_ids.remove(request_id)
         if request_id in self._known:
             self._known.remove(request_id)
             self._finished_ids.append(request_id)
@@ -161,17 +159,20 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """The next step; one step before it may still be in flight, that is, not yet reported to update().
 
-        Empty (no tokens) only when there is no unfinished request, or when all of them wait for the step in flight.
-        Finished and preempted ids wait for the next step that has tokens, so an empty Schedule need not be run or reported.
-        Raises RuntimeError when more than one step is in flight.
+        Empty (no tokens) only when there is no unfinished request, or when nobody can advance before the step in flight
+        is reported. Finished and preempted ids wait for the next step that has tokens, so an empty Schedule need not be
+        run or reported. Raises RuntimeError when two steps are in flight, or one while preempted ids wait.
         """
-        if len(self._in_flight) > 1:
-            raise RuntimeError("schedule() was called while two steps were not reported to update()")
-        step = _Step(self._max_num_batched_tokens)
+        # A preempted request may come back only when the step in flight, which was planned before, is done with it.
+        if len(self._in_flight) > 1 or (self._in_flight and self._preempted_ids):
+            raise RuntimeError("schedule() was called before the oldest step was reported to update()")
+        if self._in_flight and len(self._waiting):
+            self._commit(self._in_flight[0][1].filling)
+        step = _Step(self._max_num_batched_tokens, self.cache.block_size)
         self._schedule_running(step)
         if not step.preempted:
             self._schedule_waiting(step)
-        if not step.entries:
+        if not step.num_tokens:
             return Schedule()
         schedule = Schedule(
             new_requests=tuple(step.new),
@@ -182,15 +183,23 @@ class Scheduler:
         )
         self._finished_ids.clear()
         self._preempted_ids.clear()
-        self._in_flight.append((schedule, step.entries))
+        self._in_flight.append((schedule, step))
         return schedule
+
+    def _commit(self, requests: Iterable[Request]) -> None:
+        """Lets requests that are admitted from now on find what these computed, or will have before they read it."""
+        for request in requests:
+            if request.status is RequestStatus.RUNNING:
+                self.cache.commit(request)
 
     def _schedule_running(self, step: _Step) -> None:
         """The running requests are kept in order, so a victim (the last) was never scheduled in this step before."""
         allocate, index = self.cache.allocate, 0
         while index < len(self._running) and step.budget:
             request = self._running[index]
-            num_tokens = min(request.num_tokens_to_compute - request.num_computed_tokens, step.budget)
+            num_tokens = request.num_tokens_to_compute - request.num_computed_tokens
+            if num_tokens > step.budget:
+                num_tokens = step.budget
             if num_tokens == 0:  # it ends with the token that is being sampled
                 index += 1
                 continue
@@ -245,28 +254,25 @@ class Scheduler:
 
         Tokens of a request whose prompt is not yet computed are dropped, as are results of requests that were aborted
         or ended since the schedule, even when their id has come back. A request that was preempted since then keeps its
-        token. Raises RuntimeError when `schedule` is not the oldest in flight, or when a request that is due for a token
-        got none.
+        token. Raises RuntimeError when `schedule` is not the oldest in flight, or when a request that is due for a
+        token got none.
         """
         if not schedule.num_scheduled_tokens:
             return []
         if not self._in_flight or self._in_flight[0][0] is not schedule:
             raise RuntimeError("update() was called with a schedule that is not the oldest in flight")
+        step = self._in_flight.popleft()[1]
+        self._commit(step.filling)
         outputs, any_finished = [], False
-        for entry in self._in_flight.popleft()[1]:
-            request = entry.request
-            if request.is_finished:
-                continue
-            is_running = request.status is RequestStatus.RUNNING
-            if is_running:
-                self.cache.commit(request, entry.num_computed_tokens)
-            if not entry.samples:
+        for request in step.sampling:
+            if request.status is RequestStatus.FINISHED:
                 continue
             request.num_placeholders -= 1
+            is_waiting = request.status is RequestStatus.PREEMPTED
             outputs.append((request, self._append(request, result)))
-            if request.is_finished:
+            if request.finish_reason is not None:
                 any_finished = True
-                if not is_running:
+                if is_waiting:
                     self._waiting.remove(request)
                 self._forget(request)
         if any_finished:
@@ -275,15 +281,14 @@ class Scheduler:
 
     def _append(self, request: Request, result: StepResult) -> list[int]:
         """The tokens taken: all that were sampled, or those up to the one that ends the request."""
-        taken = []
-        for token_id in result.sampled_token_ids.get(request.request_id, ()):
-            request.append(token_id)
-            taken.append(token_id)
-            if request.is_finished:
-                break
-        if not taken:
+        sampled = result.sampled_token_ids.get(request.request_id)
+        if not sampled:
             raise RuntimeError(f"the step yielded no token for request {request.request_id}, which was due for one")
-        return taken
+        for count, token_id in enumerate(sampled, 1):
+            request.append(token_id)
+            if request.finish_reason is not None:
+                return sampled[:count]
+        return sampled
 
     def check_integrity(self) -> None:
         """Raises RuntimeError when queues, cache and pool do not agree, or blocks are lost while nothing runs."""
@@ -299,6 +304,12 @@ class Scheduler:
             raise RuntimeError("a running request has another status")
         if any(r.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for r in waiting):
             raise RuntimeError("a waiting request has another status")
+        sampling = Counter(request.arrival for _, step in self._in_flight for request in step.sampling)
+        for request in (*self._running, *waiting):
+            if request.num_placeholders != sampling[request.arrival]:
+                raise RuntimeError(f"request {request.request_id} waits for tokens that no step in flight samples")
+            if request.num_computed_tokens > request.num_tokens_to_compute:
+                raise RuntimeError(f"request {request.request_id} has more tokens computed than it needs")
         if self.cache.num_tables != len(self._running) or not all(
             self.cache.has_table(r.request_id) for r in self._running
         ):
