@@ -2,7 +2,7 @@
 
 Run: python benchmarks/host_step.py [--requests 64 --prompt-tokens 512 --steps 512 --mixed]
 Prints microseconds of processor time per step (median, 99th percentile), which neighbours on the machine do not change.
-The device waits for this time unless steps overlap.
+The device waits for this time in the plain loop; with run-ahead it is hidden behind the step in flight.
 """
 
 from __future__ import annotations

@@ -122,6 +122,7 @@ class EngineConfig:
     memory_utilization: float = 0.9  # share of the device's memory the engine may take
     kv_cache_memory_bytes: int | None = None  # upper bound of the pool; None on a CPU: 1 GiB
     enable_prefix_caching: bool = True
+    async_scheduling: bool = True  # plan and dispatch a step while the one before it runs
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"  # priority: the lower value of a request comes first
 
     attention_backend: Literal["auto", "reference", "xla"] = "auto"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from noria.batch.inputs import BatchShape
 from noria.batch.persistent import PersistentBatch
 from noria.config import SamplingParams
@@ -59,6 +61,12 @@ def schedule(
         finished_ids=tuple(finished),
         preempted_ids=tuple(preempted),
     )
+
+
+def sample(batch: PersistentBatch, tokens: Mapping[int, int]) -> None:
+    """A step samples a token for each of these rows, and the host learns them."""
+    rows = np.array(list(tokens))
+    batch.fulfil(batch.expect(rows, np.arange(len(rows))), np.array(list(tokens.values())))
 
 
 def batch_of(*requests: NewRequest, shape: BatchShape = SHAPE, max_model_len: int = MAX_MODEL_LEN) -> PersistentBatch:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from batches import MAX_MODEL_LEN, SHAPE, batch_of, cached, new, schedule
+from batches import MAX_MODEL_LEN, SHAPE, batch_of, cached, new, sample, schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -165,10 +165,30 @@ def test_stop_tokens_are_banned_until_min_tokens_are_generated() -> None:
     banned = []
     for computed in (0, 3, 4, 5):
         batch.apply(schedule(cached("a", computed)))
-        sample = sample_of(packed(batch, {"a": 3 if computed == 0 else 1}))
-        banned.append(sample.banned[0, : sample.num_banned[0]].tolist())
-        batch.append(0, 20)
+        inputs = sample_of(packed(batch, {"a": 3 if computed == 0 else 1}))
+        banned.append(inputs.banned[0, : inputs.num_banned[0]].tolist())
+        sample(batch, {0: 20})
     assert banned == [[7, 9], [7, 9], [], []]  # the first two tokens may not end it
+
+
+def test_tokens_still_being_sampled_are_taken_from_the_step_before(example: PersistentBatch) -> None:
+    """Only as the newest token of a row, wherever the row comes to stand."""
+    step = packed(example, {"b": 5, "a": 2, "c": 3})
+    assert forward_of(step).token_sources.tolist() == [-1] * 16
+    example.expect(step.rows[step.samples], np.flatnonzero(step.samples))  # b in row 0 of the step, a in row 1
+    example.apply(schedule(cached("a", 6), cached("b", 5), cached("c", 10)))
+    step = packed(example, {"a": 1, "b": 1, "c": 3})
+    inputs = forward_of(step)
+    assert step.rows.tolist() == [0, 1, 2]
+    assert inputs.token_sources.tolist() == [1, 0] + [-1] * 14
+    assert inputs.token_ids.tolist()[2:5] == [310, 311, 312]
+    assert step.samples.tolist() == [True, True, False]
+    example.apply(schedule(cached("a", 4)))
+    assert forward_of(packed(example, {"a": 3})).token_sources.tolist() == [-1, -1, 1] + [-1] * 13
+    example.apply(schedule(cached("c", 13)))
+    last = packed(example, {"c": 1})
+    assert forward_of(last).token_sources.tolist() == [-1] * 16
+    assert last.samples.tolist() == [True]
 
 
 @given(st.data())
@@ -235,7 +255,7 @@ def test_pack_allocates_what_the_buckets_need() -> None:
     step = pack(step_schedule, batch, buckets)
     assert (step.num_tokens, step.num_rows) == (16, 16)
     assert step.forward.dtype == step.sample.dtype == np.int32
-    assert step.forward.size == 3 * 16 + 257 + 2 * 256 + 256 * 256 + 3
+    assert step.forward.size == 4 * 16 + 257 + 2 * 256 + 256 * 256 + 3
     assert step.sample.size == 16 * (8 + SampleInputs.MAX_BANNED)
     tracemalloc.start()
     pack(step_schedule, batch, buckets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from batches import SHAPE, batch_of, cached, new, resumed, schedule
+from batches import SHAPE, batch_of, cached, new, resumed, sample, schedule
 
 from noria.config import SamplingParams
 
@@ -61,16 +61,50 @@ def test_new_blocks_are_appended_in_every_group() -> None:
 
 def test_a_sampled_token_becomes_the_next_input() -> None:
     batch = batch_of(new("a", [1, 2]), new("b", [3]))
-    batch.append(1, 42)
+    sample(batch, {1: 42})
     assert batch.token_ids[1, :3].tolist() == [3, 42, 0]
     assert batch.num_tokens.tolist()[:2] == [2, 2]
+
+
+def test_expected_tokens_have_their_place_before_they_are_known() -> None:
+    batch = batch_of(new("a", [1, 2]), new("b", [3]), new("c", [4]))
+    expected = batch.expect(np.array([2, 0]), np.array([0, 3]))
+    assert batch.num_tokens.tolist()[:3] == [3, 1, 2]
+    assert batch.pending.tolist()[:3] == [3, -1, 0]
+    batch.fulfil(expected, np.array([40, 50]))
+    assert (batch.token_ids[2, 1], batch.token_ids[0, 2]) == (40, 50)
+    assert not (batch.pending + 1).any()
+
+
+def test_tokens_of_the_step_in_flight_stay_pending_when_those_of_the_one_before_arrive() -> None:
+    batch = batch_of(new("a", [1, 2]), new("b", [3]))
+    first = batch.expect(np.array([0, 1]), np.array([0, 1]))
+    second = batch.expect(np.array([1]), np.array([0]))  # the budget ran out before "a"
+    batch.fulfil(first, np.array([40, 50]))
+    assert batch.pending.tolist()[:2] == [-1, 0]
+    assert batch.token_ids[:2, :3].tolist() == [[1, 2, 40], [3, 50, 0]]
+    batch.fulfil(second, np.array([60]))
+    assert batch.token_ids[1, :3].tolist() == [3, 50, 60]
+    assert batch.num_tokens.tolist()[:2] == [3, 3]
+    assert batch.pending.tolist()[:2] == [-1, -1]
+
+
+@pytest.mark.parametrize("same_id", [False, True])
+def test_a_row_given_away_expects_nothing(same_id: bool) -> None:
+    batch = batch_of(new("a", [1, 2]), new("b", [3]))
+    expected = batch.expect(np.array([0, 1]), np.array([0, 1]))
+    batch.apply(schedule(new("a" if same_id else "c", [7, 8, 9, 10]), finished=["a"]))
+    assert batch.pending.tolist()[:2] == [-1, 1]
+    batch.fulfil(expected, np.array([40, 50]))
+    assert batch.token_ids[:2, :4].tolist() == [[7, 8, 9, 10], [3, 50, 0, 0]]
+    assert batch.num_tokens.tolist()[:2] == [4, 2]
 
 
 def test_a_preempted_request_gives_its_row_away_and_comes_back_with_all_it_brought() -> None:
     params = SamplingParams(temperature=0.5, top_k=3, top_p=0.7, min_p=0.1, min_tokens=4, max_tokens=9)
     victim = new("a", [1, 2, 3], params=params, stops=[8, 6], key=2**63 + 5, blocks=([11, 12], [21, 22]))
     batch = batch_of(victim, new("b", [4]))
-    batch.append(0, 30)
+    sample(batch, {0: 30})
     batch.apply(schedule(cached("b", 1), counts={"b": 1}, preempted=["a"]))
     assert ids(batch)[:2] == [None, "b"]
     assert batch.num_requests == 2

@@ -108,6 +108,19 @@ def test_blocks_are_found_only_after_commit() -> None:
     assert cache.lookup(second).num_tokens == 4
 
 
+def test_a_block_waits_for_tokens_that_are_still_being_sampled() -> None:
+    cache = make_cache([None])
+    request = make_request("a", list(range(7)))
+    compute(cache, request)
+    assert cache.allocate(request, 1) is not None
+    request.num_computed_tokens = 8
+    cache.commit(request)
+    assert cache.stats.num_cached == 1
+    request.token_ids.append(7)
+    cache.commit(request)
+    assert cache.lookup(make_request("b", list(range(9)))).num_tokens == 8
+
+
 def test_generated_tokens_are_found_too() -> None:
     cache = make_cache([None])
     request = make_request("a", list(range(6)))

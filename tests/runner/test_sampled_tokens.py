@@ -24,7 +24,9 @@ def step_of(batch: PersistentBatch, **counts: int) -> StepInputs:
 
 def sampled(batch: PersistentBatch, step: StepInputs, tokens: list[int]) -> SampledTokens:
     names = tuple(batch.request_ids[row] or "" for row in step.rows)
-    return SampledTokens(batch, step, names, batch.generation[step.rows], np.array(tokens, np.int32))
+    sources = np.flatnonzero(step.samples)
+    expected = batch.expect(step.rows[sources], sources)
+    return SampledTokens(batch, names, sources, expected, np.array(tokens, np.int32))
 
 
 def make_batch() -> PersistentBatch:
@@ -52,8 +54,7 @@ def test_the_token_of_an_unfinished_prompt_is_dropped() -> None:
 
 def test_a_step_without_any_sample_has_nothing_to_wait_for() -> None:
     batch = make_batch()
-    step = step_of(batch, a=2)
-    tokens = SampledTokens(batch, step, ("a",), batch.generation[step.rows], None)
+    tokens = SampledTokens(batch, ("a",), np.array([], np.int64), None, None)
     assert tokens.result().sampled_token_ids == {"a": []}
 
 

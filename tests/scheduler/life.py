@@ -1,12 +1,15 @@
 """The life of a scheduler with all its checks, for tests that drive it with random events.
 
 In each step the fake runner checks that every request reads exactly its own tokens from the cache; the checks here are
-those of the schedule, of the books, and at the end that all requests got the tokens they had to get.
+those of the schedule, of the books, and at the end that all requests got the tokens they had to get. A life that runs
+ahead plans a step before the one before it is reported; the runner, like a device, runs them in order and knows the
+tokens itself.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
+from dataclasses import dataclass
 
 from fake_runner import FakeRunner, expected_tokens
 
@@ -21,6 +24,18 @@ from noria.scheduler.scheduler import Scheduler
 MAX_MODEL_LEN = 40
 
 
+def most_tokens(request: Request) -> int:
+    """Prompt and output of a request that no stop token ends."""
+    return min(request.num_prompt_tokens + (request.sampling_params.max_tokens or 0), MAX_MODEL_LEN)
+
+
+@dataclass(frozen=True)
+class Flight:
+    schedule: Schedule
+    requests: dict[str, Request]  # of its ids
+    result: StepResult
+
+
 class Life:
     def __init__(
         self,
@@ -32,6 +47,7 @@ class Life:
         budget: int,
         caching: bool,
         policy: Policy,
+        ahead: bool,
     ) -> None:
         """The pool holds one longest request and `spare` blocks."""
         layout = plan_layout(windows)
@@ -46,86 +62,137 @@ class Life:
         )
         self.order = order_key(policy)
         self.max_num_seqs, self.budget = max_num_seqs, budget
+        self.most_in_flight = 2 if ahead else 1
         self.runner = FakeRunner(layout, num_blocks, block_size)
         self.all: list[Request] = []
-        self.in_flight: tuple[Schedule, StepResult] | None = None
+        self.in_flight: deque[Flight] = deque()
+        self.must_report = False  # nobody can advance before that
         self.owed_finished: set[str] = set()  # ids the runner knows and must be told to forget
+        self.owed_preempted: list[Request] = []  # in a step without tokens
         self.seen: Counter[str] = Counter()  # how often what happened, so that a test can tell it was one
+
+    @property
+    def may_plan(self) -> bool:
+        return len(self.in_flight) < self.most_in_flight and not self.must_report
 
     def live(self) -> list[Request]:
         return [request for request in self.all if not request.is_finished]
 
-    def submit(self, prompt: list[int], max_tokens: int, salt: str | None, priority: int, name: int) -> None:
+    def sampling(self, request: Request) -> int:
+        """Tokens that the steps in flight sample for the request."""
+        name = request.request_id
+        return sum(f.requests.get(name) is request and name in f.result.sampled_token_ids for f in self.in_flight)
+
+    def submit(
+        self, prompt: list[int], max_tokens: int, salt: str | None, priority: int, name: int, stops: frozenset[int]
+    ) -> None:
         """Under the first free id from `name` on, so that ids are used again and again."""
         taken = {request.request_id for request in self.live()}
         request_id = next(str(i) for i in range(name, name + len(taken) + 1) if str(i) not in taken)
         self.seen["id again"] += request_id in self.runner.rows  # of a request that the runner still remembers
         params = SamplingParams(max_tokens=max_tokens)
         key = 0 if salt is None else 1
-        request = Request(request_id, prompt, params, key=key, cache_salt=salt, priority=priority)
+        request = Request(request_id, prompt, params, key=key, stop_token_ids=stops, cache_salt=salt, priority=priority)
         self.scheduler.add(request)
         self.all.append(request)
 
     def abort(self, request: Request) -> None:
         assert self.scheduler.abort([request.request_id, "unknown"]) == [request]
         assert request.finish_reason is FinishReason.ABORT
+        self.forgotten(request)
+
+    def forgotten(self, request: Request) -> None:
         if request.request_id in self.runner.rows:
             self.owed_finished.add(request.request_id)
 
-    def plan(self) -> None:
-        """Schedules and runs a step; report() completes it."""
-        live = {request.request_id: request for request in self.live()}
-        waiting = {name for name, request in live.items() if request.status is not RequestStatus.RUNNING}
-        schedule = self.scheduler.schedule()
-        assert bool(schedule.num_scheduled_tokens) == bool(live)
-        if live:
-            assert set(schedule.finished_ids) == self.owed_finished
-            self.owed_finished.clear()
-            self.check_schedule(schedule, live, waiting)
-            self.in_flight = schedule, self.runner.step(schedule)
-            self.seen["preempted"] += len(schedule.preempted_ids)
-            self.seen["resumed"] += sum(cached.resumed for cached in schedule.cached_requests)
-            self.seen["resumed with hit"] += sum(
-                c.resumed and c.num_computed_tokens > 0 for c in schedule.cached_requests
-            )
-            self.seen["new with hit"] += sum(new.num_computed_tokens > 0 for new in schedule.new_requests)
-        else:
-            assert schedule == Schedule()
-            self.in_flight = schedule, StepResult({})
+    def turn(self) -> None:
+        """As an engine does it: plans a step, then reports the one before it; a step that is empty leaves none."""
+        keep = self.most_in_flight - 1 if self.plan() else 0
+        while len(self.in_flight) > keep:
+            self.report()
 
-    def check_schedule(self, schedule: Schedule, live: dict[str, Request], waiting_before: set[str]) -> None:
+    def plan(self) -> bool:
+        """Schedules and runs a step, which report() completes later. False when it was empty."""
+        live = {request.request_id: request for request in self.live()}
+        running_before = [request for request in live.values() if request.status is RequestStatus.RUNNING]
+        waiting_before = live.keys() - {request.request_id for request in running_before}
+        # They end with the token that is being sampled.
+        done = {r.request_id for r in running_before if r.num_tokens + self.sampling(r) == most_tokens(r)}
+        schedule = self.scheduler.schedule()
+        preempted = [request for request in running_before if request.status is RequestStatus.PREEMPTED]
+        self.owed_preempted = [request for request in self.owed_preempted if not request.is_finished] + preempted
+        self.check_schedule(schedule, live, waiting_before, done, preempted)
+        self.seen["preempted"] += len(preempted)
+        self.seen["preempted in flight"] += sum(self.sampling(request) > 0 for request in preempted)
+        if not schedule.num_scheduled_tokens:
+            assert schedule == Schedule()
+            assert self.scheduler.update(schedule, StepResult({})) == []
+            self.must_report = bool(self.in_flight)
+            self.seen["empty"] += bool(live)
+            return False
+        assert sorted(schedule.finished_ids) == sorted(self.owed_finished)
+        assert sorted(schedule.preempted_ids) == sorted(request.request_id for request in self.owed_preempted)
+        self.owed_finished.clear()
+        self.owed_preempted.clear()
+        requests = {name: live[name] for name in schedule.num_scheduled_tokens}
+        self.in_flight.append(Flight(schedule, requests, self.runner.step(schedule)))
+        self.seen["resumed"] += sum(cached.resumed for cached in schedule.cached_requests)
+        self.seen["resumed with hit"] += sum(c.resumed and c.num_computed_tokens > 0 for c in schedule.cached_requests)
+        self.seen["new with hit"] += sum(new.num_computed_tokens > 0 for new in schedule.new_requests)
+        return True
+
+    def check_schedule(
+        self,
+        schedule: Schedule,
+        live: dict[str, Request],
+        waiting_before: set[str],
+        done: set[str],
+        preempted: list[Request],
+    ) -> None:
         tokens = schedule.num_scheduled_tokens
         assert sum(tokens.values()) <= self.budget
         assert all(count >= 1 for count in tokens.values())
-        assert tokens.keys() <= live.keys()
+        assert tokens.keys() <= live.keys() - done
         running = [request for request in live.values() if request.status is RequestStatus.RUNNING]
         assert len(running) <= self.max_num_seqs
         # The first in order always advances, the others too unless the budget ran out, and those behind are preempted
         # first and admitted last: so nobody starves.
-        assert min(running, key=self.order).request_id in tokens
+        if live:
+            first = min(running, key=self.order).request_id
+            assert (first in tokens) != (first in done)
         if sum(tokens.values()) < self.budget:
-            assert {request.request_id for request in running} == tokens.keys()
-        for name in schedule.preempted_ids:
-            assert name not in tokens
-            assert live[name].status is RequestStatus.PREEMPTED
-            assert live[name].num_computed_tokens == 0
-            assert all(self.order(live[name]) > self.order(request) for request in running)
+            assert {request.request_id for request in running} == tokens.keys() | done - {
+                request.request_id for request in preempted
+            }
+        for request in preempted:
+            assert request.request_id not in tokens
+            assert request.num_computed_tokens == 0
+            assert all(self.order(request) > self.order(other) for other in running)
         admitted = [live[name] for name in waiting_before & tokens.keys()]
-        assert not (schedule.preempted_ids and admitted)
+        assert not (preempted and admitted)
         left = [live[name] for name in waiting_before - tokens.keys()]
         assert all(self.order(a) < self.order(w) for a in admitted for w in left)
+        # The last token is nobody's input.
+        assert all(live[name].num_computed_tokens < most_tokens(live[name]) for name in tokens)
 
     def report(self) -> None:
-        assert self.in_flight is not None
-        (schedule, result), self.in_flight = self.in_flight, None
-        for request, new in self.scheduler.update(schedule, result):
-            assert result.sampled_token_ids[request.request_id] == new
+        """Of the oldest step in flight."""
+        self.must_report = False
+        flight = self.in_flight.popleft()
+        sampled = flight.result.sampled_token_ids
+        due = {name: request for name, request in flight.requests.items() if name in sampled}
+        was_preempted = {name for name, request in due.items() if request.status is RequestStatus.PREEMPTED}
+        self.seen["dropped"] += sum(request.is_finished for request in due.values())
+        expected = [(request, sampled[name]) for name, request in due.items() if not request.is_finished]
+        assert self.scheduler.update(flight.schedule, flight.result) == expected
+        for request, new in expected:
             assert request.output_token_ids[-len(new) :] == new
+            self.seen["kept"] += request.request_id in was_preempted
             if request.is_finished:
-                assert request.finish_reason is FinishReason.LENGTH
-                self.owed_finished.add(request.request_id)
+                self.forgotten(request)
+                self.seen["finished while preempted"] += request.request_id in was_preempted
         for request in self.live():
-            assert request.num_computed_tokens < request.num_tokens
+            assert request.num_computed_tokens < request.num_tokens + self.sampling(request)
             assert request.num_cached_tokens < request.num_prompt_tokens
 
     def check_books(self) -> None:
@@ -138,19 +205,29 @@ class Life:
 
     def complete(self) -> None:
         """Runs until all are finished, and looks at what everybody got."""
-        if self.in_flight is not None:
+        while self.in_flight:
             self.report()
-        most_steps = 2 * MAX_MODEL_LEN * len(self.live())  # each step advances the first in order
+        most_turns = 4 * MAX_MODEL_LEN * len(self.live())  # each step advances the first in order, or completes it
         while self.live():
-            assert (most_steps := most_steps - 1) >= 0
-            self.plan()
-            self.report()
+            assert (most_turns := most_turns - 1) >= 0
+            self.turn()
             self.check_books()
+        self.turn()  # what is still in flight was computed for nobody
+        assert not self.in_flight
         assert not self.scheduler.has_unfinished
         for request in self.all:
-            # Nothing but the prompt decides the tokens: not batch mates, chunks, preemptions or prefix hits.
-            right = expected_tokens(request.prompt_token_ids, request.num_output_tokens, request.key)
-            assert request.output_token_ids == right
-            if request.finish_reason is FinishReason.LENGTH:
-                most = min(request.sampling_params.max_tokens or 0, MAX_MODEL_LEN - request.num_prompt_tokens)
-                assert request.num_output_tokens == most
+            self.check_output(request)
+
+    def check_output(self, request: Request) -> None:
+        """Nothing but the prompt decides the tokens: not batch mates, chunks, preemptions or prefix hits."""
+        output = request.output_token_ids
+        assert output == expected_tokens(request.prompt_token_ids, len(output), request.key)
+        if request.finish_reason is FinishReason.STOP:
+            assert request.stop_reason == output[-1]
+            assert output[-1] in request.stop_token_ids
+            output = output[:-1]
+        elif request.finish_reason is FinishReason.LENGTH:
+            assert request.num_tokens == most_tokens(request)
+        else:
+            assert request.finish_reason is FinishReason.ABORT
+        assert request.stop_token_ids.isdisjoint(output)

@@ -1,4 +1,5 @@
-"""Random lives of a scheduler: bursts, follow-ups, aborts at any moment, re-used ids, small pools, mixed groups.
+"""Random lives of a scheduler: bursts, follow-ups, aborts at any moment, re-used ids, small pools, mixed groups; with
+the plain loop and with one that runs a step ahead.
 
 Once with hypothesis, which finds the smallest example of what goes wrong, and once with long dense seeded lives.
 """
@@ -19,6 +20,7 @@ PROMPTS = [list(range(start, start + MAX_MODEL_LEN)) for start in (0, 5, 0)]  # 
 PROMPTS[2][9:] = range(30, 30 + MAX_MODEL_LEN - 9)
 WINDOWS = [[None], [6], [1], [None, 6], [None, 3, 3, 11], [None, None, 5, 5, 5]]
 SALTS = [None, None, "tenant"]
+STOPS = [frozenset(), frozenset({3, 17, 29, 41}), frozenset(range(0, 50, 4))]  # of 50 tokens
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -34,6 +36,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "budget": st.sampled_from([1, 5, 12, 24, 50]),
                 "caching": st.booleans(),
                 "policy": st.sampled_from(["fcfs", "priority"]),
+                "ahead": st.booleans(),
             }
         )
     )
@@ -47,12 +50,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(SALTS),
         priority=st.integers(0, 2),
         name=st.integers(0, 11),
+        stops=st.sampled_from(STOPS),
     )
     def add(
-        self, prompt: list[int], lengths: list[int], max_tokens: int, salt: str | None, priority: int, name: int
+        self,
+        prompt: list[int],
+        lengths: list[int],
+        max_tokens: int,
+        salt: str | None,
+        priority: int,
+        name: int,
+        stops: frozenset[int],
     ) -> None:
         for length in lengths:
-            self.life.submit(prompt[:length], max_tokens, salt, priority, name)
+            self.life.submit(prompt[:length], max_tokens, salt, priority, name, stops)
 
     @precondition(lambda self: self.life.all)
     @rule(data=st.data(), more=st.lists(st.integers(0, 3), max_size=2), max_tokens=st.integers(1, 10))
@@ -60,31 +71,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         """The next turn of a conversation: the prompt contains what an earlier request generated."""
         before = data.draw(st.sampled_from(self.life.all))
         prompt = [*before.token_ids, *more][: MAX_MODEL_LEN - 1]
-        self.life.submit(prompt, max_tokens, before.cache_salt, before.priority, 0)
+        self.life.submit(prompt, max_tokens, before.cache_salt, before.priority, 0, before.stop_token_ids)
 
     @precondition(lambda self: self.life.live())
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         self.life.abort(data.draw(st.sampled_from(self.life.live())))
 
-    @precondition(lambda self: self.life.in_flight is None)
+    @precondition(lambda self: self.life.may_plan)
     @rule()
     def plan(self) -> None:
         self.life.plan()
 
-    @precondition(lambda self: self.life.in_flight is not None)
+    @precondition(lambda self: self.life.in_flight)
     @rule()
     def report(self) -> None:
         self.life.report()
 
-    @precondition(lambda self: self.life.in_flight is None)
+    @precondition(lambda self: self.life.may_plan)
     @rule(count=st.integers(1, 6))
-    def steps(self, count: int) -> None:
+    def turns(self, count: int) -> None:
         for _ in range(count):
-            self.life.plan()
-            self.life.report()
+            self.life.turn()
 
-    @precondition(lambda self: self.life.in_flight is None)
     @rule()
     def forget_prefixes(self) -> None:
         self.life.cache.reset_prefix_cache()
@@ -100,7 +109,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.life.complete()
 
 
-SchedulerMachine.TestCase.settings = hypothesis.settings(max_examples=50, stateful_step_count=30, deadline=None)
+SchedulerMachine.TestCase.settings = hypothesis.settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestSchedulerMachine = SchedulerMachine.TestCase
 
 
@@ -111,29 +120,43 @@ def random_request(rng: random.Random, life: Life, name: int) -> None:
         before = rng.choice(life.all[-10:])
         prompt, salt = [*before.token_ids, *rng.choices(range(4), k=2)], before.cache_salt
     length = rng.choice([MAX_MODEL_LEN - 1, rng.randint(1, 15), rng.randint(1, 15)])
-    life.submit(prompt[:length], rng.randint(1, 30), salt, rng.randint(0, 2), name)
+    life.submit(prompt[:length], rng.randint(1, 30), salt, rng.randint(0, 2), name, rng.choice(STOPS))
 
 
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)
 @pytest.mark.parametrize(("caching", "policy"), [(True, "fcfs"), (False, "fcfs"), (True, "priority")])
-def test_long_life(windows: list[int | None], caching: bool, policy: Policy) -> None:
-    """200 requests, always a queue, over a pool that holds a few; some are aborted in flight and submitted again."""
+@pytest.mark.parametrize("ahead", [False, True], ids=["plain", "ahead"])
+def test_long_life(windows: list[int | None], caching: bool, policy: Policy, ahead: bool) -> None:
+    """150 requests, always a queue, over a pool that holds a few; some are aborted in flight and submitted again."""
     rng = random.Random(f"{windows} {caching} {policy}")
-    life = Life(windows=windows, block_size=4, spare=4, max_num_seqs=6, budget=14, caching=caching, policy=policy)
-    while len(life.all) < 200:
+    life = Life(
+        windows=windows,
+        block_size=4,
+        spare=4,
+        max_num_seqs=6,
+        budget=14,
+        caching=caching,
+        policy=policy,
+        ahead=ahead,
+    )
+    while len(life.all) < 150:
         while len(life.live()) < rng.randint(4, 12):
             random_request(rng, life, rng.randint(0, 11))
-        life.plan()
+        planned = life.plan()
         if rng.random() < 0.1:
             request = rng.choice(life.live())
             life.abort(request)
             random_request(rng, life, int(request.request_id))
-        life.report()
+        while len(life.in_flight) > (1 if ahead and planned else 0):
+            life.report()
         life.check_books()
     life.complete()
     assert life.seen["id again"] > 0
-    assert (life.seen["new with hit"] > 10) == caching
+    assert (life.seen["new with hit"] > 5) == caching
+    assert life.seen["dropped"] > 0
     if windows != [1]:  # a request that needs one block at a time never gets in anybody's way
-        assert life.seen["preempted"] > 5
-        assert life.seen["resumed"] > 5
+        assert life.seen["preempted"] > 2
+        assert life.seen["resumed"] > 2
         assert (life.seen["resumed with hit"] > 0) == caching
+        assert (life.seen["preempted in flight"] > 0) == ahead
+        assert (life.seen["kept"] > 0) == ahead

@@ -2,65 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
-from fake_runner import FakeRunner, expected_tokens
+from fake_runner import expected_tokens
+from scheduler_loop import Loop
 
-from noria.cache.layout import plan_layout
-from noria.cache.paged_cache import PagedCache
-from noria.config import SamplingParams
-from noria.engine.request import FinishReason, Request, RequestStatus
+from noria.engine.request import FinishReason, RequestStatus
 from noria.errors import ConfigError, RequestError
-from noria.scheduler.policy import Policy
 from noria.scheduler.schedule import Schedule, StepResult
-from noria.scheduler.scheduler import Scheduler
-
-BLOCK_SIZE = 4
-
-
-class Loop:
-    """Scheduler and fake runner; keeps every schedule."""
-
-    def __init__(
-        self,
-        windows: Sequence[int | None] = (None,),
-        num_blocks: int = 64,
-        max_num_seqs: int = 8,
-        budget: int = 16,
-        max_model_len: int = 64,
-        caching: bool = True,
-        policy: Policy = "fcfs",
-    ) -> None:
-        layout = plan_layout(windows)
-        self.cache = PagedCache(layout, num_blocks, BLOCK_SIZE, enable_prefix_caching=caching)
-        self.scheduler = Scheduler(
-            self.cache,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
-            max_model_len=max_model_len,
-            policy=policy,
-        )
-        self.runner = FakeRunner(layout, num_blocks, BLOCK_SIZE)
-
-    def add(self, name: str, prompt: Sequence[int], max_tokens: int = 4, priority: int = 0) -> Request:
-        request = Request(name, list(prompt), SamplingParams(max_tokens=max_tokens), key=0, priority=priority)
-        self.scheduler.add(request)
-        return request
-
-    def step(self) -> Schedule:
-        schedule = self.scheduler.schedule()
-        self.scheduler.update(schedule, self.runner.step(schedule))
-        self.scheduler.check_integrity()
-        return schedule
-
-    def finish(self) -> list[Schedule]:
-        schedules = []
-        while self.scheduler.has_unfinished:
-            schedules.append(self.step())
-            assert schedules[-1].num_scheduled_tokens
-        assert self.cache.stats.num_used == 0
-        return schedules
 
 
 def test_one_request_from_prompt_to_end() -> None:
@@ -364,13 +312,11 @@ def test_unknown_policy_is_refused() -> None:
         Loop(policy="fair")  # type: ignore[arg-type]
 
 
-def test_steps_must_alternate() -> None:
+def test_what_is_reported_must_be_what_is_in_flight() -> None:
     loop = Loop()
     loop.add("a", [1])
     schedule = loop.scheduler.schedule()
-    with pytest.raises(RuntimeError, match="before the last step was reported"):
-        loop.scheduler.schedule()
-    with pytest.raises(RuntimeError, match="not in flight"):
+    with pytest.raises(RuntimeError, match="not the oldest in flight"):
         loop.scheduler.update(Schedule(num_scheduled_tokens={"a": 1}), StepResult({"a": [1]}))
     with pytest.raises(RuntimeError, match="no token for request a"):
         loop.scheduler.update(schedule, StepResult({}))
@@ -386,6 +332,16 @@ def test_mixed_groups_return_blocks_and_still_give_the_right_tokens() -> None:
                 assert all(held <= 5 for held in loop.cache.blocks_held(request.request_id)[1:])
     for request in requests:
         assert request.output_token_ids == expected_tokens(request.prompt_token_ids, 20)
+
+
+@pytest.mark.parametrize("field", ["num_placeholders", "num_computed_tokens"])
+def test_integrity_check_sees_a_wrong_count(field: str) -> None:
+    loop = Loop()
+    request = loop.add("a", [1])
+    loop.step()
+    setattr(request, field, getattr(request, field) + 2)
+    with pytest.raises(RuntimeError, match=r"request a (waits for|has more) tokens"):
+        loop.scheduler.check_integrity()
 
 
 def test_integrity_check_sees_a_lost_request() -> None:

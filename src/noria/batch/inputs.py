@@ -42,6 +42,7 @@ class ForwardInputs:
     """int32 arrays of one forward pass (T tokens, R rows); padding as RaggedBatch says. Arrays of numpy or of jax."""
 
     token_ids: Any  # [T]
+    token_sources: Any  # [T]: the token's place among those the step before sampled; -1 where token_ids has it
     positions: Any  # [T]
     token_rows: Any  # [T]
     query_start: Any  # [R + 1]
@@ -55,6 +56,7 @@ class ForwardInputs:
         rows = shape.num_rows
         return (
             ("token_ids", (num_tokens,)),
+            ("token_sources", (num_tokens,)),
             ("positions", (num_tokens,)),
             ("token_rows", (num_tokens,)),
             ("query_start", (rows + 1,)),

@@ -60,6 +60,9 @@ def _pack_forward(
     token_rows = np.repeat(np.arange(n), counts)  # [total]
     positions = batch.num_computed[rows][token_rows] + np.arange(total) - starts[token_rows]
     inputs.token_ids[:total] = batch.token_ids[rows[token_rows], positions]
+    inputs.token_sources[:] = -1
+    newest = positions == batch.num_tokens[rows][token_rows] - 1
+    inputs.token_sources[:total] = np.where(newest, batch.pending[rows][token_rows], -1)
     inputs.positions[:total] = positions
     inputs.token_rows[:] = batch.shape.num_rows
     inputs.token_rows[:total] = token_rows

@@ -22,6 +22,16 @@ class _Remembered:
     num_prompt_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Tokens that a step is sampling. Arrays have one entry per row that gets one."""
+
+    number: int  # counts up
+    rows: np.ndarray
+    places: np.ndarray  # in the rows' token ids
+    generations: np.ndarray
+
+
 class PersistentBatch:
     """Host arrays with a row per running request. Rows keep their place while their request runs.
 
@@ -45,6 +55,9 @@ class PersistentBatch:
         self.banned = np.zeros((rows, SampleInputs.MAX_BANNED), np.int32)
         self.num_banned = np.zeros(rows, np.int32)
         self.banned_until = np.zeros(rows, np.int32)  # number of tokens at which the ban ends
+        # Where the row's newest token lies among the tokens of the step in flight; -1 when the host knows it.
+        self.pending = np.full(rows, -1, np.int32)
+        self.num_expectations = 0
         self.generation = np.zeros(rows, np.int64)  # counts the requests a row has served
         self._free = list(range(rows))
         self._rows: dict[str, int] = {}
@@ -74,10 +87,21 @@ class PersistentBatch:
         for cached in schedule.cached_requests:
             self._continue(cached)
 
-    def append(self, row: int, token_id: int) -> None:
-        """A sampled token becomes the row's next input."""
-        self.token_ids[row, self.num_tokens[row]] = token_id
-        self.num_tokens[row] += 1
+    def expect(self, rows: np.ndarray, sources: np.ndarray) -> Expectation:
+        """Makes room for tokens being sampled: row rows[i] gets token sources[i] of the step just dispatched."""
+        places = self.num_tokens[rows]
+        self.num_tokens[rows] += 1
+        self.pending[:] = -1
+        self.pending[rows] = sources
+        self.num_expectations += 1
+        return Expectation(self.num_expectations, rows, places, self.generation[rows])
+
+    def fulfil(self, expected: Expectation, token_ids: np.ndarray) -> None:
+        """The host knows the tokens now. A row that was given to another request meanwhile is left alone."""
+        same = self.generation[expected.rows] == expected.generations
+        self.token_ids[expected.rows[same], expected.places[same]] = token_ids[same]
+        if expected.number == self.num_expectations:
+            self.pending[:] = -1
 
     def _remember(self, new: NewRequest) -> None:
         stops = tuple(sorted(new.stop_token_ids)) if new.sampling_params.min_tokens else ()
@@ -97,6 +121,7 @@ class PersistentBatch:
         row = self._rows[request_id] = heapq.heappop(self._free)
         self.request_ids[row] = request_id
         self.generation[row] += 1
+        self.pending[row] = -1
         self.token_ids[row, : len(token_ids)] = token_ids
         self.num_tokens[row] = len(token_ids)
         self.num_computed[row] = computed

@@ -1,10 +1,9 @@
 """The paged cache as the scheduler sees it: block tables of requests over the pool and the prefix index.
 
-A full block enters the prefix index when the step that computed its last token is reported (`commit`, called by
-Scheduler.update), not when it is scheduled. The tokens of the block are then known for sure, a step that fails or is
-thrown away leaves nothing wrong in the index, and no request can find a block that another one of the same step is
-still writing. With steps in flight this costs a later request at most one step of hits. Freeing needs no such care: the
-device runs steps in order, so a block that a running step still reads may be given to the next step.
+A full block enters the prefix index (`commit`, called by the scheduler) when the step that computes its last token is
+reported or, with run-ahead, when the step after it is planned; not when it is scheduled: no request can find a block
+that another one of the same step is still writing. The device runs steps in order, so the next step reads what this one
+wrote; for the same reason a block that a step in flight still reads may be given to the next step.
 """
 
 from __future__ import annotations
@@ -180,10 +179,15 @@ class PagedCache:
         self._pool.release(block, keep_content=block in self._index)
 
     def commit(self, request: Request) -> None:
-        """Enters the blocks that `request.num_computed_tokens` fill into the prefix index (see the top of the file)."""
+        """Enters the blocks that `request.num_computed_tokens` fill into the prefix index (see the top of the file).
+
+        Tokens may be computed before the host knows them all: a block of such tokens has to wait for the next call.
+        """
+        if not self.enable_prefix_caching:
+            return
         table = self._tables[request.request_id]
-        num_full = request.num_computed_tokens // self.block_size
-        if not self.enable_prefix_caching or num_full <= table.num_committed:
+        num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
+        if num_full <= table.num_committed:
             return
         hashes = extend_hashes(request, self.block_size)
         for i in range(table.num_committed, num_full):

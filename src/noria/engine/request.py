@@ -47,9 +47,11 @@ class Request:
     cache_salt: str | None = None  # keeps prefix-cache entries of tenants apart
     priority: int = 0
     arrival: int = 0  # running number, set by the scheduler
+    max_num_tokens: int = 0  # of prompt and output, set by the scheduler: there the request ends at the latest
 
     token_ids: list[int] = field(default_factory=list)  # prompt + output
-    num_computed_tokens: int = 0
+    num_computed_tokens: int = 0  # those of steps in flight included
+    num_placeholders: int = 0  # tokens that steps in flight are sampling
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
     num_preemptions: int = 0
     status: RequestStatus = RequestStatus.WAITING
@@ -73,6 +75,15 @@ class Request:
         return len(self.token_ids) - len(self.prompt_token_ids)
 
     @property
+    def num_tokens_to_compute(self) -> int:
+        """Tokens that a step may compute, those that are still being sampled included.
+
+        The last token that max_tokens or max_model_len allow is nobody's input.
+        """
+        num_tokens = len(self.token_ids) + self.num_placeholders
+        return num_tokens if num_tokens < self.max_num_tokens else self.max_num_tokens - 1
+
+    @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[len(self.prompt_token_ids) :]
 
@@ -85,12 +96,10 @@ class Request:
         self.finish_reason = reason
         self.stop_reason = stop_reason
 
-    def append(self, token_id: int, max_model_len: int) -> None:
+    def append(self, token_id: int) -> None:
         """Takes a sampled token and finishes the request when the token or a length limit ends it."""
-        params = self.sampling_params
         self.token_ids.append(token_id)
-        generated = self.num_output_tokens
-        if generated >= params.min_tokens and token_id in self.stop_token_ids:
+        if token_id in self.stop_token_ids and self.num_output_tokens >= self.sampling_params.min_tokens:
             self.finish(FinishReason.STOP, token_id)
-        elif self.num_tokens >= max_model_len or (params.max_tokens is not None and generated >= params.max_tokens):
+        elif len(self.token_ids) >= self.max_num_tokens:
             self.finish(FinishReason.LENGTH)

@@ -83,7 +83,7 @@ def start(config: EngineConfig, progress: ProgressBar | None = None) -> Engine:
         capture = runner.capture_model(show)
     report = StartupReport(capture.programs, capture.compiled, load_s, capture.seconds, plan)
     _log.info("%s", report)
-    core = EngineCore(runner, _scheduler(resolved, runner, plan))
+    core = EngineCore(runner, _scheduler(resolved, runner, plan), resolved.async_scheduling)
     return Engine(resolved, core, tokenizer, model.config.vocab_size, eos, report)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from noria.batch.buckets import Buckets
 from noria.batch.inputs import BatchShape
 from noria.batch.pack import StepInputs, pack
-from noria.batch.persistent import PersistentBatch
+from noria.batch.persistent import Expectation, PersistentBatch
 from noria.cache.layout import CacheLayout, plan_layout
 from noria.config import ResolvedConfig
 from noria.models.decoder import Decoder
@@ -35,22 +35,19 @@ class SampledTokens:
     """The tokens of a step. They stay on the device until `result` asks for them."""
 
     batch: PersistentBatch
-    inputs: StepInputs
-    request_ids: tuple[str, ...]
-    generations: np.ndarray  # of the batch rows, to tell a row that has since been given to another request
-    token_ids: jax.Array | None  # [request bucket]; None when no row samples
+    request_ids: tuple[str, ...]  # of all rows of the step
+    sources: np.ndarray  # rows of the step that sample
+    expected: Expectation | None  # the same as places in the batch; None when no row samples
+    token_ids: jax.Array  # [max_num_seqs]
 
     def result(self) -> StepResult:
         """Waits for the step, and makes its tokens known to the batch."""
         sampled: dict[str, list[int]] = {request_id: [] for request_id in self.request_ids}
-        if self.token_ids is None:
-            return StepResult(sampled)
-        token_ids = np.asarray(self.token_ids).tolist()
-        for index in np.flatnonzero(self.inputs.samples).tolist():
-            row = int(self.inputs.rows[index])
-            sampled[self.request_ids[index]].append(token_ids[index])
-            if self.batch.generation[row] == self.generations[index]:
-                self.batch.append(row, token_ids[index])
+        if self.expected is not None:
+            token_ids = np.asarray(self.token_ids)[self.sources]
+            self.batch.fulfil(self.expected, token_ids)
+            for source, token_id in zip(self.sources.tolist(), token_ids.tolist()):
+                sampled[self.request_ids[source]].append(token_id)
         return StepResult(sampled)
 
 
@@ -76,6 +73,7 @@ class ModelRunner:
         self._programs = Programs(config.strict_compile)
         self._weights: Any = None
         self._cache: KVCache | None = None
+        self._sampled: Any = None  # [max_num_seqs] int32: tokens of the last step that sampled, on the device
         self._forward: Any = None
         self._sample: Any = None
         self._executed: tuple[StepInputs, jax.Array] | None = None  # by execute_model, for sample_tokens
@@ -131,6 +129,7 @@ class ModelRunner:
         """num_blocks: of the pool, the null block included."""
         with jax.default_device(self.device):
             self._cache = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.get_kv_cache_spec(num_blocks))
+            self._sampled = jnp.zeros(self.shape.num_rows, jnp.int32)
         steps = StepPrograms(
             model=self.model,
             shape=self.shape,
@@ -156,7 +155,12 @@ class ModelRunner:
         self.batch.apply(schedule)
         inputs = pack(schedule, self.batch, self.buckets)
         self._cache, hidden = self._programs.call(
-            ("forward", inputs.num_tokens), self._forward_job(inputs), self._weights, self._cache, inputs.forward
+            ("forward", inputs.num_tokens),
+            self._forward_job(inputs),
+            self._weights,
+            self._cache,
+            self._sampled,
+            inputs.forward,
         )
         self._executed = (inputs, hidden)
 
@@ -165,21 +169,23 @@ class ModelRunner:
         assert self._executed is not None, "execute_model comes first"
         inputs, hidden = self._executed
         self._executed = None
-        token_ids = None
-        if inputs.samples.any():
-            token_ids = self._programs.call(
+        request_ids = tuple(self.batch.request_ids[row] or "" for row in inputs.rows)
+        sources = np.flatnonzero(inputs.samples)
+        if len(sources):
+            self._sampled = self._programs.call(
                 ("sample", inputs.num_rows), self._sample_job(inputs), self._weights, hidden, inputs.sample
             )
-        request_ids = tuple(self.batch.request_ids[row] or "" for row in inputs.rows)
-        return SampledTokens(self.batch, inputs, request_ids, self.batch.generation[inputs.rows], token_ids)
+            self._sampled.copy_to_host_async()
+        expected = self.batch.expect(inputs.rows[sources], sources) if len(sources) else None
+        return SampledTokens(self.batch, request_ids, sources, expected, self._sampled)
 
     def close(self) -> None:
         """Gives the device's memory back."""
         self._programs.close()
-        self._weights = self._cache = self._executed = self._forward = self._sample = None
+        self._weights = self._cache = self._sampled = self._executed = self._forward = self._sample = None
 
     def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        return lambda: self._forward.lower(self._weights, self._cache, inputs.forward).compile()
+        return lambda: self._forward.lower(self._weights, self._cache, self._sampled, inputs.forward).compile()
 
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
         rows = jax.ShapeDtypeStruct((self.shape.num_rows, self.model.config.hidden_size), self.dtype)

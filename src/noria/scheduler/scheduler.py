@@ -9,6 +9,7 @@ always advances and every request ends.
 from __future__ import annotations
 
 import bisect
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -33,15 +34,24 @@ class _Step:
     """A Schedule in the making."""
 
     budget: int  # tokens that may still be scheduled
+    block_size: int
     new: list[NewRequest] = field(default_factory=list)
     cached: list[CachedRequest] = field(default_factory=list)
     num_tokens: dict[str, int] = field(default_factory=dict)
-    requests: list[Request] = field(default_factory=list)  # as in num_tokens
-    preempted: list[str] = field(default_factory=list)
+    sampling: list[Request] = field(default_factory=list)  # those whose prompt is complete
+    filling: list[Request] = field(default_factory=list)  # those that complete a block of the cache
+    preempted: bool = False  # whether somebody was
 
     def take(self, request: Request, num_tokens: int) -> None:
+        """From here on the tokens count as computed: the next step may be planned before this one has run."""
+        before = request.num_computed_tokens
+        request.num_computed_tokens = computed = before + num_tokens
+        if computed == len(request.token_ids) + request.num_placeholders:
+            request.num_placeholders += 1
+            self.sampling.append(request)
+        if computed // self.block_size != before // self.block_size:
+            self.filling.append(request)
         self.num_tokens[request.request_id] = num_tokens
-        self.requests.append(request)
         self.budget -= num_tokens
 
 
@@ -76,7 +86,8 @@ class Scheduler:
         self._running: list[Request] = []  # in the order of the policy
         self._known: set[str] = set()  # ids whose state the runner keeps
         self._finished_ids: list[str] = []  # known ones that ended since the last step
-        self._in_flight: tuple[Schedule, list[Request]] | None = None
+        self._preempted_ids: list[str] = []  # since the last step
+        self._in_flight: deque[tuple[Schedule, _Step]] = deque()
         self._num_arrivals = 0
         self._num_preemptions = 0
 
@@ -106,6 +117,9 @@ class Scheduler:
                 f"and fewer than max_model_len ({self._max_model_len})"
             )
         request.arrival = self._num_arrivals
+        max_tokens = request.sampling_params.max_tokens
+        room = self._max_model_len - request.num_prompt_tokens
+        request.max_num_tokens = request.num_prompt_tokens + (room if max_tokens is None else min(room, max_tokens))
         self._num_arrivals += 1
         self._requests[request.request_id] = request
         self._waiting.push(request)
@@ -136,41 +150,59 @@ class Scheduler:
         del self._requests[request_id]
         if self.cache.has_table(request_id):
             self.cache.free(request)
+        if request_id in self._preempted_ids:
+            self._preempted_ids.remove(request_id)
         if request_id in self._known:
             self._known.remove(request_id)
             self._finished_ids.append(request_id)
 
     def schedule(self) -> Schedule:
-        """The next step. Empty (no tokens) only when there is no unfinished request.
+        """The next step; one step before it may still be in flight, that is, not yet reported to update().
 
-        Finished ids wait for the next step that has tokens, so an empty Schedule need not be run or reported.
-        Raises RuntimeError when the step before was not reported to update() yet.
+        Empty (no tokens) only when there is no unfinished request, or when nobody can advance before the step in flight
+        is reported. Finished and preempted ids wait for the next step that has tokens, so an empty Schedule need not be
+        run or reported. Raises RuntimeError when two steps are in flight, or one while preempted ids wait.
         """
-        if self._in_flight is not None:
-            raise RuntimeError("schedule() was called before the last step was reported to update()")
-        step = _Step(self._max_num_batched_tokens)
+        # A preempted request may come back only when the step in flight, which was planned before, is done with it.
+        if len(self._in_flight) > 1 or (self._in_flight and self._preempted_ids):
+            raise RuntimeError("schedule() was called before the oldest step was reported to update()")
+        if self._in_flight and len(self._waiting):
+            self._commit(self._in_flight[0][1].filling)
+        step = _Step(self._max_num_batched_tokens, self.cache.block_size)
         self._schedule_running(step)
         if not step.preempted:
             self._schedule_waiting(step)
-        if not step.requests:
+        if not step.num_tokens:
             return Schedule()
         schedule = Schedule(
             new_requests=tuple(step.new),
             cached_requests=tuple(step.cached),
             num_scheduled_tokens=step.num_tokens,
             finished_ids=tuple(self._finished_ids),
-            preempted_ids=tuple(step.preempted),
+            preempted_ids=tuple(self._preempted_ids),
         )
         self._finished_ids.clear()
-        self._in_flight = (schedule, step.requests)
+        self._preempted_ids.clear()
+        self._in_flight.append((schedule, step))
         return schedule
+
+    def _commit(self, requests: Iterable[Request]) -> None:
+        """Lets requests that are admitted from now on find what these computed, or will have before they read it."""
+        for request in requests:
+            if request.status is RequestStatus.RUNNING:
+                self.cache.commit(request)
 
     def _schedule_running(self, step: _Step) -> None:
         """The running requests are kept in order, so a victim (the last) was never scheduled in this step before."""
         allocate, index = self.cache.allocate, 0
         while index < len(self._running) and step.budget:
             request = self._running[index]
-            num_tokens = min(len(request.token_ids) - request.num_computed_tokens, step.budget)
+            num_tokens = request.num_tokens_to_compute - request.num_computed_tokens
+            if num_tokens > step.budget:
+                num_tokens = step.budget
+            if num_tokens == 0:  # it ends with the token that is being sampled
+                index += 1
+                continue
             while (new_block_ids := allocate(request, num_tokens)) is None:
                 victim = self._running.pop()
                 self._preempt(victim, step)
@@ -187,7 +219,8 @@ class Scheduler:
         request.num_preemptions += 1
         self._num_preemptions += 1
         self._waiting.push(request)
-        step.preempted.append(request.request_id)
+        step.preempted = True
+        self._preempted_ids.append(request.request_id)
 
     def _schedule_waiting(self, step: _Step) -> None:
         """Strictly in order: a request that finds no room holds up those behind it, so that none waits forever."""
@@ -220,24 +253,27 @@ class Scheduler:
         """Takes what a step yielded; returns the requests that got tokens, with these. Finished ones are freed.
 
         Tokens of a request whose prompt is not yet computed are dropped, as are results of requests that were aborted
-        since the schedule, even when their id has come back. Raises RuntimeError when `schedule` is not the one in
-        flight, or when a request that is due for a token got none.
+        or ended since the schedule, even when their id has come back. A request that was preempted since then keeps its
+        token. Raises RuntimeError when `schedule` is not the oldest in flight, or when a request that is due for a
+        token got none.
         """
         if not schedule.num_scheduled_tokens:
             return []
-        if self._in_flight is None or self._in_flight[0] is not schedule:
-            raise RuntimeError("update() was called with a schedule that is not in flight")
-        requests, self._in_flight = self._in_flight[1], None
+        if not self._in_flight or self._in_flight[0][0] is not schedule:
+            raise RuntimeError("update() was called with a schedule that is not the oldest in flight")
+        step = self._in_flight.popleft()[1]
+        self._commit(step.filling)
         outputs, any_finished = [], False
-        for request in requests:
-            if request.is_finished:
+        for request in step.sampling:
+            if request.status is RequestStatus.FINISHED:
                 continue
-            request.num_computed_tokens += schedule.num_scheduled_tokens[request.request_id]
-            if request.num_computed_tokens == len(request.token_ids):
-                outputs.append((request, self._append(request, result)))
-            self.cache.commit(request)
-            if request.is_finished:
+            request.num_placeholders -= 1
+            is_waiting = request.status is RequestStatus.PREEMPTED
+            outputs.append((request, self._append(request, result)))
+            if request.finish_reason is not None:
                 any_finished = True
+                if is_waiting:
+                    self._waiting.remove(request)
                 self._forget(request)
         if any_finished:
             self._running = [request for request in self._running if not request.is_finished]
@@ -245,15 +281,14 @@ class Scheduler:
 
     def _append(self, request: Request, result: StepResult) -> list[int]:
         """The tokens taken: all that were sampled, or those up to the one that ends the request."""
-        taken = []
-        for token_id in result.sampled_token_ids.get(request.request_id, ()):
-            request.append(token_id, self._max_model_len)
-            taken.append(token_id)
-            if request.is_finished:
-                break
-        if not taken:
+        sampled = result.sampled_token_ids.get(request.request_id)
+        if not sampled:
             raise RuntimeError(f"the step yielded no token for request {request.request_id}, which was due for one")
-        return taken
+        for count, token_id in enumerate(sampled, 1):
+            request.append(token_id)
+            if request.finish_reason is not None:
+                return sampled[:count]
+        return sampled
 
     def check_integrity(self) -> None:
         """Raises RuntimeError when queues, cache and pool do not agree, or blocks are lost while nothing runs."""
@@ -269,6 +304,12 @@ class Scheduler:
             raise RuntimeError("a running request has another status")
         if any(r.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for r in waiting):
             raise RuntimeError("a waiting request has another status")
+        sampling = Counter(request.arrival for _, step in self._in_flight for request in step.sampling)
+        for request in (*self._running, *waiting):
+            if request.num_placeholders != sampling[request.arrival]:
+                raise RuntimeError(f"request {request.request_id} waits for tokens that no step in flight samples")
+            if request.num_computed_tokens > request.num_tokens_to_compute:
+                raise RuntimeError(f"request {request.request_id} has more tokens computed than it needs")
         if self.cache.num_tables != len(self._running) or not all(
             self.cache.has_table(r.request_id) for r in self._running
         ):

@@ -37,8 +37,11 @@ class StepPrograms:
     num_valid_tokens: int  # size of the tokenizer's vocabulary; the model's may be padded
     attention: RaggedPagedAttention
 
-    def forward(self, weights: Any, cache: KVCache, packed: jax.Array) -> tuple[KVCache, jax.Array]:
-        """packed: int32, see ForwardInputs. -> cache, hidden states [max_num_seqs, E] of the rows to sample from."""
+    def forward(self, weights: Any, cache: KVCache, sampled: jax.Array, packed: jax.Array) -> tuple[KVCache, jax.Array]:
+        """sampled [max_num_seqs] int32: the tokens of the step before, which the host may not have seen yet.
+
+        packed: int32, see ForwardInputs. -> cache, hidden states [max_num_seqs, E] of the rows to sample from.
+        """
         num_tokens = ForwardInputs.num_tokens(packed.shape[0], self.shape)
         inputs = ForwardInputs.unpack(packed, self.shape, num_tokens)
         batch = RaggedBatch(
@@ -49,14 +52,18 @@ class StepPrograms:
             block_tables=inputs.block_tables,
             distribution=inputs.distribution,
         )
-        hidden, cache = self.model.forward(weights, cache, inputs.token_ids, batch, self._addresses(), self.attention)
+        known = inputs.token_sources < 0
+        token_ids = jnp.where(known, inputs.token_ids, sampled[jnp.maximum(inputs.token_sources, 0)])
+        hidden, cache = self.model.forward(weights, cache, token_ids, batch, self._addresses(), self.attention)
         return cache, hidden[inputs.logit_rows]
 
     def sample(self, weights: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
-        """hidden [max_num_seqs, E]; packed: int32, see SampleInputs, of R rows. -> token ids [R]."""
+        """hidden [max_num_seqs, E]; packed: int32, see SampleInputs, of R rows. -> token ids [max_num_seqs],
+        of which the first R have a meaning."""
         inputs = SampleInputs.unpack(packed, lambda bits: lax.bitcast_convert_type(bits, jnp.float32))
         logits = self.model.logits(weights, hidden[: inputs.position.shape[0]])
-        return sample(logits, inputs, self.num_valid_tokens)
+        token_ids = sample(logits, inputs, self.num_valid_tokens)
+        return jnp.pad(token_ids, (0, self.shape.num_rows - token_ids.shape[0]))
 
     def _addresses(self) -> LayerAddress:
         """Where the layers' caches lie, as arrays [layers] that the layer scan carries along."""
