@@ -59,6 +59,10 @@ AXES: dict[str, tuple[Setting, ...]] = {
         Setting("fcfs", {"scheduling_policy": "fcfs"}, quick=True),
         Setting("priority", {"scheduling_policy": "priority"}, quick=True),
     ),
+    "run-ahead": (
+        Setting("ahead", {"async_scheduling": True}, quick=True),
+        Setting("plain", {"async_scheduling": False}, quick=True),
+    ),
     "block": tuple(Setting(f"block{size}", {"block_size": size}, quick=size == 16) for size in (16, 8, 32)),
     "cache": tuple(
         Setting(f"kv-{dtype}", numerics={"kv_cache_dtype": dtype}, quick=dtype == "auto")

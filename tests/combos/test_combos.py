@@ -22,7 +22,7 @@ from combo_table import AXES, Combo, all_combos, longest_request, pairwise, quic
 
 from noria.engine.request import FinishReason
 
-ALONE = {"max_num_seqs": 1, "max_num_batched_tokens": 256, "enable_prefix_caching": False}
+ALONE = {"max_num_seqs": 1, "max_num_batched_tokens": 256, "enable_prefix_caching": False, "async_scheduling": False}
 
 
 class Alone:
