@@ -1,6 +1,8 @@
 // The XLA custom calls noria_linear and noria_embed: operands checked, activations prepared, units shared among threads.
 #include <cstring>
 #include <memory>
+#include <algorithm>
+#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -104,7 +106,7 @@ void prepare_x(const ffi::AnyBuffer& x, Dtype dtype, bool x8, const Kernels& ker
   }
 }
 
-ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer layer, ffi::RemainingArgs args,
+ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer place, ffi::RemainingArgs args,
                   ffi::RemainingRets rets, ffi::Span<const int64_t> kinds, ffi::Span<const int64_t> offsets,
                   ffi::Span<const int64_t> outputs, ffi::Span<const int64_t> biased, int64_t activation, bool x8,
                   std::string_view path, int64_t threads) {
@@ -120,14 +122,16 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer layer, 
     return invalid("attributes of the weights do not match");
   if (x.dimensions().size() != 2 || !dtype_of(x.element_type(), &x_dtype))
     return invalid("x must be a matrix of float32 or bfloat16");
-  if (layer.element_type() != ffi::DataType::S32 || layer.element_count() != 1)
-    return invalid("the layer index must be one int32");
+  if (place.element_type() != ffi::DataType::S32 || place.element_count() != 2)
+    return invalid("the layer and the number of rows must be two int32");
   if (gated && (p.weights != 2 || outputs[0] != outputs[1])) return invalid("a gate needs two weights of one shape");
   if (rets.size() != static_cast<size_t>(gated ? 1 : p.weights)) return invalid("wrong number of results");
-  p.rows = x.dimensions()[0];
+  const int64_t all_rows = x.dimensions()[0];
+  const int32_t* const where = static_cast<const int32_t*>(place.untyped_data());
+  p.rows = std::clamp<int64_t>(where[1], 0, all_rows);
   p.k = x.dimensions()[1];
   const Layers layers{kinds, offsets, outputs, static_cast<int64_t>(kinds.size()) / p.weights};
-  const int64_t index = *static_cast<const int32_t*>(layer.untyped_data());
+  const int64_t index = where[0];
   if (index < 0 || index >= layers.count) return invalid("layer " + std::to_string(index) + " does not exist");
   size_t operand = 0;
   int64_t work = 0;
@@ -150,9 +154,12 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer layer, 
     auto y = rets.get<ffi::AnyBuffer>(i);
     if (y.has_error()) return y.error();
     if (!dtype_of((*y)->element_type(), &p.y_dtype) ||
-        static_cast<int64_t>((*y)->element_count()) != p.rows * weight.outputs)
+        static_cast<int64_t>((*y)->element_count()) != all_rows * weight.outputs)
       return invalid("results must be [rows, outputs] of float32 or bfloat16");
     weight.y = (*y)->untyped_data();
+    // Rows nobody asked for: zeros cost less than what may lie there, an infinity or a slow denormal.
+    const size_t row_bytes = (*y)->size_bytes() / std::max<int64_t>(all_rows, 1);
+    std::memset(static_cast<uint8_t*>(weight.y) + p.rows * row_bytes, 0, (all_rows - p.rows) * row_bytes);
   }
   if (p.rows == 0) return ffi::Error::Success();
   prepare_x(x, x_dtype, x8, *kernels, &p);

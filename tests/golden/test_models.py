@@ -77,7 +77,7 @@ def all_logits(case: ModelCase, backend: str, dtype: str = "float32", cache_dtyp
     @partial(jax.jit, donate_argnums=1)
     def step(weights: Any, cache: KVCache, ids: jax.Array, batch: RaggedBatch) -> tuple[jax.Array, KVCache]:
         hidden, cache = model.forward(weights, cache, ids, batch, addresses, ops)
-        return model.logits(weights, hidden, ops), cache
+        return model.logits(weights, hidden, jnp.int32(len(hidden)), ops), cache
 
     prompts = [np.array(p.token_ids) for p in case.prompts if p.logits is not None]
     cuts = [len(p) // 3 for p in prompts]

@@ -38,7 +38,7 @@ def rows(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize(("size", "outputs"), [(48, 112), (320, 864), (1536, 576), (64, 2000)])
 def test_linear(size: int, outputs: int) -> None:
     weight = DenseWeight(jnp.asarray(np.random.default_rng(1).standard_normal((1, outputs, size), np.float32)))
-    assert_rows_alike(lambda x: linear(x, [weight], jnp.int32(0))[0], rows(size))
+    assert_rows_alike(lambda x: linear(x, [weight], jnp.int32(0), jnp.int32(len(x)))[0], rows(size))
 
 
 @pytest.mark.parametrize("shape", [(16,), (48,), (320,), (576,), (2048,), (1, 24), (3, 64)], ids=str)

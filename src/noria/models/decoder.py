@@ -151,12 +151,13 @@ class Decoder:
         c = self.config
         x = ops.linear.embed(weights.embedding, token_ids, weights.final_norm.dtype)
         x = x * jnp.asarray(c.embedding_scale, x.dtype)
+        num_tokens = batch.query_start[-1]  # the rest is padding
         cos, sin = rope_tables(c.ropes, batch.positions)  # [ropes, T, head_dim / 2]
 
         def layer(carry: tuple[jax.Array, KVCache], scanned: tuple) -> tuple[tuple[jax.Array, KVCache], None]:
             x, cache = carry
             index, norms, address, rope = scanned
-            linear = partial(ops.linear.linear, layer=index)
+            linear = partial(ops.linear.linear, layer=index, rows=num_tokens)
             attend = partial(ops.attention, batch=batch, layer=address)
             mixed, cache = self._attention(weights, norms, x, (cos[rope], sin[rope]), cache, linear, attend)
             x = x + (self._norm(mixed, norms.attention_post) if c.post_norms else mixed)
@@ -169,11 +170,11 @@ class Decoder:
         (x, cache), _ = lax.scan(layer, (x, cache), scanned)
         return x, cache
 
-    def logits(self, weights: DecoderWeights, hidden: jax.Array, ops: Ops) -> jax.Array:
-        """hidden [R, E], as forward returns it -> float32 logits [R, V]."""
+    def logits(self, weights: DecoderWeights, hidden: jax.Array, num_rows: jax.Array, ops: Ops) -> jax.Array:
+        """hidden [R, E], as forward returns it -> float32 logits [R, V], with a meaning in the first num_rows rows."""
         head = weights.embedding if weights.head is None else weights.head
         normed = self._norm(hidden, weights.final_norm)
-        (logits,) = ops.linear.linear(normed, (head,), jnp.int32(0), out_dtype=jnp.dtype(jnp.float32))
+        (logits,) = ops.linear.linear(normed, (head,), jnp.int32(0), num_rows, out_dtype=jnp.dtype(jnp.float32))
         cap = self.config.final_soft_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 

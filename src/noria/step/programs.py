@@ -61,7 +61,8 @@ class StepPrograms:
         """hidden [max_num_seqs, E]; packed: int32, see SampleInputs, of R rows. -> token ids [max_num_seqs],
         of which the first R have a meaning."""
         inputs = SampleInputs.unpack(packed, lambda bits: lax.bitcast_convert_type(bits, jnp.float32))
-        logits = self.model.logits(weights, hidden[: inputs.position.shape[0]], self.ops)
+        num_rows = jnp.sum(inputs.position > 0, dtype=jnp.int32)  # no row samples its first token
+        logits = self.model.logits(weights, hidden[: inputs.position.shape[0]], num_rows, self.ops)
         token_ids = sample(logits, inputs, self.num_valid_tokens)
         return jnp.pad(token_ids, (0, self.shape.num_rows - token_ids.shape[0]))
 
