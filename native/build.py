@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-_AVX512 = "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq".split()
+_AVX512 = ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 _X86 = {
-    "linear/isa_avx2.cc": "-mavx2 -mfma -mf16c".split(),
+    "linear/isa_avx2.cc": ["-mavx2", "-mfma", "-mf16c"],
     "linear/isa_avx512.cc": _AVX512,
     "linear/isa_avx512_vnni.cc": [*_AVX512, "-mavx512vnni"],
     "linear/isa_avx512_bf16.cc": [*_AVX512, "-mavx512vnni", "-mavx512bf16"],
@@ -29,11 +29,11 @@ _ARM = {
 }
 _COMMON = ("linear/pack.cc", "linear/ffi.cc", "runtime/cpu.cc", "runtime/exports.cc")
 # Contraction would let the compiler choose where to round once instead of twice, and results would differ.
-_FLAGS = "-std=c++17 -O2 -fPIC -ffp-contract=off -fvisibility=hidden -Wall -Wextra -pthread".split()
+_FLAGS = ["-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread"]
 # GCC's own intrinsics begin with undefined registers on purpose, and set off this warning.
 _FLAGS.append("-Wno-maybe-uninitialized")
 _FLAGS.append("-Wno-uninitialized")
-_SANITIZE = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g".split()
+_SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g"]
 
 
 class BuildError(Exception):
