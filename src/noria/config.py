@@ -126,6 +126,8 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"  # priority: the lower value of a request comes first
 
     attention_backend: Literal["auto", "reference", "xla"] = "auto"
+    linear_backend: Literal["auto", "reference", "xla", "native"] = "auto"  # auto: native on a CPU where it was built
+    quantization: Literal["auto", "none"] = "auto"  # auto: GGUF blocks stay packed where the linear op can use them
     compile_cache_dir: str | None = None  # "" turns the persistent compile cache off
     compile_threads: int | None = None
     strict_compile: bool = False  # raise when a compile happens after warm-up

@@ -15,7 +15,8 @@ from noria import LLM, SamplingParams
 from noria.cache.layout import CacheLayout, plan_layout
 from noria.models.decoder import Decoder
 from noria.models.registry import build_model
-from noria.ops.ragged_paged_attention.api import FULL_ATTENTION, KVCache, LayerAddress, RaggedBatch, choose
+from noria.ops.backends import Ops
+from noria.ops.ragged_paged_attention.api import FULL_ATTENTION, KVCache, LayerAddress, RaggedBatch
 from noria.runner.capture import use_compile_cache
 from noria.weights.checkpoint import open_checkpoint
 from noria.weights.load import load_weights, place_on
@@ -71,10 +72,12 @@ def all_logits(case: ModelCase, backend: str, dtype: str = "float32", cache_dtyp
         window=jnp.asarray(windows, jnp.int32),
     )
 
+    ops = Ops.choose(backend, "xla", "cpu")
+
     @partial(jax.jit, donate_argnums=1)
     def step(weights: Any, cache: KVCache, ids: jax.Array, batch: RaggedBatch) -> tuple[jax.Array, KVCache]:
-        hidden, cache = model.forward(weights, cache, ids, batch, addresses, choose(backend))
-        return model.logits(weights, hidden), cache
+        hidden, cache = model.forward(weights, cache, ids, batch, addresses, ops)
+        return model.logits(weights, hidden, jnp.int32(len(hidden)), ops), cache
 
     prompts = [np.array(p.token_ids) for p in case.prompts if p.logits is not None]
     cuts = [len(p) // 3 for p in prompts]

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from noria.nn.linear import linear
 from noria.nn.norm import rms_norm
 from noria.nn.rope import make_rope, rope_tables, rotate
+from noria.ops.linear.types import DenseWeight
+from noria.ops.linear.xla import linear
 
 COUNTS = (2, 5, 17, 64, 256)
 
@@ -36,8 +37,8 @@ def rows(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("size", "outputs"), [(48, 112), (320, 864), (1536, 576), (64, 2000)])
 def test_linear(size: int, outputs: int) -> None:
-    weight = np.random.default_rng(1).standard_normal((outputs, size), np.float32)
-    assert_rows_alike(functools.partial(linear, weight=weight), rows(size))
+    weight = DenseWeight(jnp.asarray(np.random.default_rng(1).standard_normal((1, outputs, size), np.float32)))
+    assert_rows_alike(lambda x: linear(x, [weight], jnp.int32(0), jnp.int32(len(x)))[0], rows(size))
 
 
 @pytest.mark.parametrize("shape", [(16,), (48,), (320,), (576,), (2048,), (1, 24), (3, 64)], ids=str)

@@ -78,6 +78,7 @@ def start(config: EngineConfig, progress: ProgressBar | None = None) -> Engine:
             runner.load_model(None if config.load_format == "dummy" else checkpoint, show)
         eos = _eos_token_ids(checkpoint, tokenizer, model.config.vocab_size)
     load_s = time.perf_counter() - begin
+    plan = runner.profile_run()  # now with what the weights really take
     runner.initialize_kv_cache(plan.num_blocks)
     with bar("compiling") as show:
         capture = runner.capture_model(show)

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from noria.ops.linear.types import DenseWeight
+
 
 @dataclass(frozen=True)
 class Param:
@@ -22,6 +24,8 @@ class Param:
 
     source: name of the tensor in a Hugging Face checkpoint. "{layer}" in it stands for the index along the first axis:
     the tensor of each layer is read into its own slice.
+    matrix: it is only multiplied with or looked up in, so its leaf is a Weight of the linear op, which a back end may
+    pack, and not a plain array.
     dtype: None means the dtype of the model; norms that must stay exact may name their own.
     """
 
@@ -29,6 +33,7 @@ class Param:
     axes: tuple[str, ...]
     source: str
     init: Literal["normal", "zeros", "ones"] = "normal"
+    matrix: bool = False
     dtype: str | None = None
 
     def __post_init__(self) -> None:
@@ -53,7 +58,18 @@ def map_params(function: Callable[[Param], Any], declaration: Any) -> Any:
 
 
 def abstract_params(declaration: Any, dtype: str) -> Any:
-    return map_params(lambda p: jax.ShapeDtypeStruct(p.shape, p.numpy_dtype(dtype)), declaration)
+    return map_params(lambda p: dense_leaf(p, jax.ShapeDtypeStruct(_leaf_shape(p), p.numpy_dtype(dtype))), declaration)
+
+
+def dense_leaf(param: Param, array: Any) -> Any:
+    """What stands for the Param in loaded weights: the array (of its shape), or the Weight that holds it."""
+    if not param.matrix:
+        return array
+    return DenseWeight(array if len(array.shape) == 3 else array[None])
+
+
+def _leaf_shape(param: Param) -> tuple[int, ...]:
+    return (1, *param.shape) if param.matrix and not param.stacked else param.shape
 
 
 def param_bytes(declaration: Any, dtype: str) -> int:
@@ -70,7 +86,8 @@ def random_params(declaration: Any, dtype: str, seed: int) -> Any:
         if param.init == "normal":
             fan_in = param.shape[-1]
             values = np.random.default_rng((seed, index)).standard_normal(param.shape, np.float32)
-            arrays.append(jnp.asarray((values / math.sqrt(fan_in)).astype(kind)))
+            array = jnp.asarray((values / math.sqrt(fan_in)).astype(kind))
         else:
-            arrays.append(jnp.full(param.shape, 1 if param.init == "ones" else 0, kind))
+            array = jnp.full(param.shape, 1 if param.init == "ones" else 0, kind)
+        arrays.append(dense_leaf(param, array))
     return jax.tree.unflatten(treedef, arrays)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,9 +22,12 @@ from noria.cache.layout import CacheLayout, plan_layout
 from noria.config import ResolvedConfig
 from noria.models.decoder import Decoder
 from noria.nn.param import param_bytes, random_params
-from noria.ops.ragged_paged_attention.api import KVCache, choose
+from noria.ops.backends import Ops
+from noria.ops.linear.types import DenseWeight
+from noria.ops.ragged_paged_attention.api import KVCache
 from noria.runner.capture import CaptureReport, Programs, made_up_steps, use_compile_cache
 from noria.runner.memory import MemoryPlan, available_bytes, plan_memory
+from noria.runner.pack_weights import pack_array, pack_matrix
 from noria.scheduler.schedule import Schedule, StepResult
 from noria.step.programs import StepPrograms
 from noria.weights.base import Checkpoint
@@ -64,6 +68,7 @@ class ModelRunner:
         self.device = device
         self.dtype = dtype
         self.cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        self._ops = Ops.choose(config.attention_backend, _linear_backend(config, dtype), device.platform)
         self.layout: CacheLayout = plan_layout(model.config.windows)
         self.buckets = Buckets.of(config)
         blocks = -(-config.max_model_len // config.block_size)
@@ -93,20 +98,26 @@ class ModelRunner:
 
     def load_model(self, checkpoint: Checkpoint | None, progress: Callable[[int, int], None] | None = None) -> None:
         """From a checkpoint, or, when there is none, random weights."""
-        declaration = self.model.declaration()
+        declaration, packed = self.model.declaration(), self._ops.linear.packed
         if checkpoint is None:
             with jax.default_device(self.device):
                 self._weights = random_params(declaration, self.dtype, self.config.seed or 0)
+            if packed:
+                is_weight = lambda leaf: isinstance(leaf, DenseWeight)
+                pack = lambda leaf: pack_array(np.asarray(leaf.data)) if is_weight(leaf) else leaf
+                self._weights = jax.tree.map(pack, self._weights, is_leaf=is_weight)
         else:
-            self._weights = load_weights(checkpoint, declaration, self.dtype, place_on(self.device), progress)
+            pack = partial(pack_matrix, keep_blocks=self.config.quantization == "auto") if packed else None
+            place = place_on(self.device)
+            self._weights = load_weights(checkpoint, declaration, self.dtype, place, progress, pack)
 
     def profile_run(self) -> MemoryPlan:
         """How the device's memory is divided. Raises ConfigError when one request of max_model_len does not fit.
 
-        May be called before load_model: nothing but the declaration of the weights is needed.
+        May be called before load_model, when the weights count as if none stayed packed.
         """
-        weights = param_bytes(self.model.declaration(), self.dtype)
-        loaded = weights if self._weights is not None else 0
+        loaded = sum(leaf.nbytes for leaf in jax.tree.leaves(self._weights))
+        weights = loaded or param_bytes(self.model.declaration(), self.dtype)
         return plan_memory(
             self.config,
             self.model.config,
@@ -136,7 +147,7 @@ class ModelRunner:
             layout=self.layout,
             num_blocks=num_blocks,
             num_valid_tokens=self._num_valid_tokens,
-            attention=choose(self.config.attention_backend),
+            ops=self._ops,
         )
         self._forward = jax.jit(steps.forward, donate_argnums=1)
         self._sample = jax.jit(steps.sample)
@@ -190,3 +201,8 @@ class ModelRunner:
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
         rows = jax.ShapeDtypeStruct((self.shape.num_rows, self.model.config.hidden_size), self.dtype)
         return lambda: self._sample.lower(self._weights, rows, inputs.sample).compile()
+
+
+def _linear_backend(config: ResolvedConfig, dtype: str) -> str:
+    """The native op computes in float32 and bfloat16 only."""
+    return "xla" if config.linear_backend == "auto" and dtype == "float16" else config.linear_backend

@@ -16,12 +16,12 @@ from jax import lax
 from noria.batch.inputs import BatchShape, ForwardInputs, SampleInputs
 from noria.cache.layout import CacheLayout
 from noria.models.decoder import Decoder
+from noria.ops.backends import Ops
 from noria.ops.ragged_paged_attention.api import (
     FULL_ATTENTION,
     KVCache,
     LayerAddress,
     RaggedBatch,
-    RaggedPagedAttention,
 )
 from noria.step.sample import sample
 
@@ -35,7 +35,7 @@ class StepPrograms:
     layout: CacheLayout
     num_blocks: int  # rows of the cache array per layer slot
     num_valid_tokens: int  # size of the tokenizer's vocabulary; the model's may be padded
-    attention: RaggedPagedAttention
+    ops: Ops
 
     def forward(self, weights: Any, cache: KVCache, sampled: jax.Array, packed: jax.Array) -> tuple[KVCache, jax.Array]:
         """sampled [max_num_seqs] int32: the tokens of the step before, which the host may not have seen yet.
@@ -54,14 +54,15 @@ class StepPrograms:
         )
         known = inputs.token_sources < 0
         token_ids = jnp.where(known, inputs.token_ids, sampled[jnp.maximum(inputs.token_sources, 0)])
-        hidden, cache = self.model.forward(weights, cache, token_ids, batch, self._addresses(), self.attention)
+        hidden, cache = self.model.forward(weights, cache, token_ids, batch, self._addresses(), self.ops)
         return cache, hidden[inputs.logit_rows]
 
     def sample(self, weights: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
         """hidden [max_num_seqs, E]; packed: int32, see SampleInputs, of R rows. -> token ids [max_num_seqs],
         of which the first R have a meaning."""
         inputs = SampleInputs.unpack(packed, lambda bits: lax.bitcast_convert_type(bits, jnp.float32))
-        logits = self.model.logits(weights, hidden[: inputs.position.shape[0]])
+        num_rows = jnp.sum(inputs.position > 0, dtype=jnp.int32)  # no row samples its first token
+        logits = self.model.logits(weights, hidden[: inputs.position.shape[0]], num_rows, self.ops)
         token_ids = sample(logits, inputs, self.num_valid_tokens)
         return jnp.pad(token_ids, (0, self.shape.num_rows - token_ids.shape[0]))
 

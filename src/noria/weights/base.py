@@ -42,6 +42,17 @@ class Checkpoint(ABC):
         Raises WeightsError when there is no such tensor, it cannot be read, or a value exceeds float16's range.
         """
 
+    def block_type(self, name: str) -> str | None:
+        """The GGUF type of a tensor that is stored as packed blocks, "Q4_1" say; None for any other."""
+        return None
+
+    def read_blocks(self, name: str) -> tuple[np.ndarray, np.ndarray | None]:
+        """The blocks of such a matrix, uint8 [out, bytes of a row], and the order of its rows.
+
+        The order is int32 [out]: row n of the tensor is row order[n] of the blocks; None when it is their own.
+        """
+        raise ValueError(f"{name} is not stored as packed blocks")
+
     @abstractmethod
     def close(self) -> None: ...
 

@@ -95,6 +95,20 @@ class GgufCheckpoint(Checkpoint):
         self._check_out(name, out)
         self._read(self._sources[name], out)
 
+    def block_type(self, name: str) -> str | None:
+        source = self._sources[name]
+        return source.info.type if is_packed(source.info.type) and len(source.info.shape) == 2 else None
+
+    def read_blocks(self, name: str) -> tuple[np.ndarray, np.ndarray | None]:
+        info, head = self._sources[name].info, self._sources[name].interleaved_head
+        rows = info.shape[0]
+        blocks = np.empty((rows, info.num_bytes // rows), np.uint8)
+        self._blob.read_into(info.offset, blocks.reshape(-1))
+        if not head:
+            return blocks, None
+        order = np.arange(rows, dtype=np.int32).reshape(-1, head // 2, 2).swapaxes(1, 2)
+        return blocks, np.ascontiguousarray(order).reshape(-1)
+
     def close(self) -> None:
         self._blob.close()
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
 from noria.errors import WeightsError
-from noria.nn.param import Param, is_param, param_bytes
+from noria.nn.param import Param, dense_leaf, is_param, param_bytes
 from noria.weights.base import Checkpoint
 
 _log = logging.getLogger(__name__)
@@ -24,14 +26,16 @@ def load_weights(
     checkpoint: Checkpoint,
     declaration: Any,
     dtype: str,
-    place: Callable[[np.ndarray, Param], jax.Array],
+    place: Callable[[np.ndarray, Param], Any],
     progress: Callable[[int, int], None] | None = None,
+    pack: Callable[[Param, Tensors], Any] | None = None,
 ) -> Any:
     """The pytree of `declaration` with every Param replaced by its array.
 
     dtype: of every Param that names none. place: puts a filled host buffer on its device and sharding; the buffer is
     not touched afterwards, so it may become the array's memory (`place_on` does that on a CPU). progress: called with
-    the bytes filled so far and in total. At most the result and one leaf are held at a time.
+    the bytes filled so far and in total. pack: makes the leaf of a Param that is a matrix from its tensors, in place of
+    filling a buffer. At most the result and one leaf are held at a time.
     Raises WeightsError, before anything is read, when a tensor is missing or of another shape, and when the checkpoint
     has a bias or norm in a layer that the declaration does not know.
     """
@@ -39,25 +43,64 @@ def load_weights(
     _check(checkpoint, leaves)
     total, done = param_bytes(declaration, dtype), 0
     arrays = []
+
+    def report(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        if progress is not None:
+            progress(done, total)
+
     for param in leaves:
-        buffer = empty_aligned(param.shape, param.numpy_dtype(dtype))
-        for name, index in _sources(param):
-            part = buffer if index is None else buffer[index]
-            checkpoint.read(name, part)
-            done += part.nbytes
-            if progress is not None:
-                progress(done, total)
-        arrays.append(place(buffer, param))
-        del buffer, part  # the next leaf must not find this one still held
+        tensors = Tensors(checkpoint, _names(param), param.numpy_dtype(dtype), report)
+        if param.matrix and pack is not None:
+            arrays.append(pack(param, tensors))
+        else:
+            arrays.append(place(_filled(param, tensors), param))
     return jax.tree.unflatten(treedef, arrays)
 
 
-def place_on(target: Any) -> Callable[[np.ndarray, Param], jax.Array]:
+@dataclass(frozen=True)
+class Tensors:
+    """The tensors of one Param in a checkpoint: one per layer, or a single one.
+
+    dtype: that the Param is to have. report: takes the number of bytes, in that dtype, of what was read.
+    """
+
+    checkpoint: Checkpoint
+    names: tuple[str, ...]
+    dtype: np.dtype
+    report: Callable[[int], None]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, index: int, out: np.ndarray) -> None:
+        self.checkpoint.read(self.names[index], out)
+        self.report(out.nbytes)
+
+    def block_type(self, index: int) -> str | None:
+        return self.checkpoint.block_type(self.names[index])
+
+    def read_blocks(self, index: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """See Checkpoint.read_blocks."""
+        blocks = self.checkpoint.read_blocks(self.names[index])
+        self.report(math.prod(self.checkpoint.shape(self.names[index])) * self.dtype.itemsize)
+        return blocks
+
+
+def _filled(param: Param, tensors: Tensors) -> np.ndarray:
+    buffer = empty_aligned(param.shape, tensors.dtype)
+    for index in range(len(tensors)):
+        tensors.read(index, buffer[index] if param.stacked else buffer)
+    return buffer
+
+
+def place_on(target: Any) -> Callable[[np.ndarray, Param], Any]:
     """A `place` for load_weights. On a CPU the array takes over the buffer, elsewhere it is copied to the device.
 
     target: a jax.Device or a jax.sharding.Sharding.
     """
-    return lambda buffer, _: jax.device_put(buffer, target, may_alias=True)
+    return lambda buffer, param: dense_leaf(param, jax.device_put(buffer, target, may_alias=True))
 
 
 def empty_aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -68,11 +111,11 @@ def empty_aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + num_bytes].view(dtype).reshape(shape)
 
 
-def _sources(param: Param) -> list[tuple[str, int | None]]:
-    """Names of the tensors of a Param, with the index along the first axis where each belongs."""
+def _names(param: Param) -> tuple[str, ...]:
+    """Of the tensors of a Param, in the order of its first axis."""
     if not param.stacked:
-        return [(param.source, None)]
-    return [(param.source.replace("{layer}", str(layer)), layer) for layer in range(param.shape[0])]
+        return (param.source,)
+    return tuple(param.source.replace("{layer}", str(layer)) for layer in range(param.shape[0]))
 
 
 def _check(checkpoint: Checkpoint, params: list[Param]) -> None:
@@ -80,7 +123,7 @@ def _check(checkpoint: Checkpoint, params: list[Param]) -> None:
     used: set[str] = set()
     for param in params:
         expected = param.shape[1:] if param.stacked else param.shape
-        for name, _ in _sources(param):
+        for name in _names(param):
             if name not in names:
                 raise WeightsError(
                     f"{checkpoint.path} has no tensor {name} of shape {expected}; is the model complete, and does its "
