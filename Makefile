@@ -32,10 +32,10 @@ demo: $(RUN_STAMP)
 dev: $(DEV_STAMP)
 
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 test-all: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m "not oracle"
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m "not oracle"
 
 # All checks run, so that one look shows everything there is to mend.
 lint: $(DEV_STAMP)
