@@ -65,6 +65,8 @@ def test_rope(head_dim: int) -> None:
     assert_rows_alike(turn, rows(3, head_dim), np.arange(COUNTS[-1], dtype=np.int32))
 
 
-@pytest.mark.parametrize("activation", [jax.nn.silu, functools.partial(jax.nn.gelu, approximate=True)], ids=str)
+@pytest.mark.parametrize(
+    "activation", [jax.nn.silu, functools.partial(jax.nn.gelu, approximate=True)], ids=["silu", "gelu_tanh"]
+)
 def test_activation(activation: Callable[[jax.Array], jax.Array]) -> None:
     assert_rows_alike(activation, rows(112))
