@@ -245,13 +245,13 @@ def test_declaration_has_what_the_family_has(name: str):
     model = build_model(config_of(name))
     c, declared = model.config, model.declaration()
     assert (declared.head is None) == c.tie_word_embeddings
-    layers = declared.layers
-    assert (layers.q_bias is None) == (not c.qkv_bias)
-    assert (layers.o_bias is None) == (not c.output_bias)
-    assert (layers.up_bias is None) == (not c.mlp_bias)
-    assert (layers.k_norm is None) == (not c.qk_norm)
-    assert (layers.mlp_post_norm is None) == (not c.post_norms)
+    matrices, norms = declared.matrices, declared.norms
+    assert (matrices.q_bias is None) == (not c.qkv_bias)
+    assert (matrices.o_bias is None) == (not c.output_bias)
+    assert (matrices.up_bias is None) == (not c.mlp_bias)
+    assert (norms.k is None) == (not c.qk_norm)
+    assert (norms.mlp_post is None) == (not c.post_norms)
     params: list[Param] = jax.tree.leaves(declared, is_leaf=is_param)
     assert all(param.shape[0] == c.num_layers for param in params if param.stacked)
     assert len({param.source for param in params}) == len(params)
-    assert layers.k.shape == (c.num_layers, c.num_kv_heads * c.head_dim, c.hidden_size)
+    assert matrices.k.shape == (c.num_layers, c.num_kv_heads * c.head_dim, c.hidden_size)
