@@ -169,6 +169,10 @@ class EngineConfig:
         """
         on_cpu = platform == "cpu"
         max_model_len = self.max_model_len or limits.max_position_embeddings
+        if max_model_len < 2:
+            raise ConfigError(
+                f"max_model_len must hold a prompt and a new token, so be at least 2, not {max_model_len}"
+            )
         if max_model_len > limits.max_position_embeddings:
             raise ConfigError(
                 f"max_model_len ({max_model_len}) exceeds the {limits.max_position_embeddings} positions "

@@ -12,7 +12,7 @@ from noria.cli import options
 from noria.config import cache_home
 
 _TEXT = "Shows versions, devices and folders: what a bug report should say."
-_PACKAGES = ("jax", "jaxlib", "numpy", "tokenizers", "safetensors", "huggingface-hub")
+_PACKAGES = ("jax", "jaxlib", "numpy", "tokenizers", "huggingface-hub")
 
 
 def main(args: Sequence[str]) -> int:

@@ -99,8 +99,12 @@ def _read_prompt(argument: str) -> str:
         prompt = sys.stdin.read().removesuffix("\n") if argument == "-" else argument
     except UnicodeDecodeError as error:
         raise RequestError(f"stdin is not {error.encoding} text: {error.reason} at byte {error.start}") from None
+    try:
+        prompt.encode("utf-8")  # bytes that are not UTF-8 come as lone surrogates, depending on the locale
+    except UnicodeEncodeError as error:
+        raise RequestError(f"the prompt is not UTF-8 text at character {error.start}") from None
     if not prompt:
-        raise RequestError("the prompt is empty; give some text after -p")
+        raise RequestError("the prompt is empty; give some text")
     return prompt
 
 

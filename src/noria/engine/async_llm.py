@@ -84,7 +84,11 @@ class AsyncLLM:
         """
         request_id = f"async-{next(self._ids)}" if request_id is None else request_id
         group = self._front.prepare(
-            request_id, prompt, sampling_params or SamplingParams(), cache_salt=cache_salt, priority=priority
+            request_id,
+            prompt,
+            SamplingParams() if sampling_params is None else sampling_params,
+            cache_salt=cache_salt,
+            priority=priority,
         )
         stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any, Self, cast
 from noria.config import EngineConfig, ResolvedConfig, SamplingParams
 from noria.engine.admission import Prompt
 from noria.engine.front import EngineFront
+from noria.engine.interrupts import deferred_interrupts
 from noria.engine.outputs import RequestOutput
 from noria.engine.startup import ProgressBar, StartupReport, start
 from noria.errors import RequestError
@@ -47,6 +49,10 @@ class LLM:
         self._front = EngineFront(start(config, progress))
         self._ids = itertools.count()
         self._outbox: dict[str, deque[RequestOutput]] = {}  # by request id, of everybody who waits
+        self._abandoned: deque[str] = (
+            deque()
+        )  # streams that were dropped; the garbage collector may say so at any moment
+        self._lock = threading.RLock()  # one thread at a time turns the wheel, for all that wait
 
     @property
     def config(self) -> ResolvedConfig:
@@ -68,9 +74,14 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
     ) -> list[RequestOutput]:
         """Answers all prompts, in order. A prompt is a text, a list of token ids, or a dictionary with one of the keys
-        prompt and prompt_token_ids; sampling_params is one for all or one for each.
+        prompt and prompt_token_ids; sampling_params is one for all or one for each. cache_salt: only requests of one salt
+        share cached prefixes. priority: the lowest comes first, with the scheduling policy "priority". Several threads
+        may call this at a time; Ctrl-C ends the call and leaves the engine usable.
 
         Raises RequestError, before anything runs, when one of them cannot be served; EngineDeadError when the engine
         was closed or a step failed before.
@@ -86,21 +97,29 @@ class LLM:
         ids: list[str] = []
         try:
             for prompt, params in zip(prompts, sampling_params):
-                ids.append(self._submit(prompt, params))
+                ids.append(self._submit(prompt, params, cache_salt=cache_salt, priority=priority))
             return [self._collect(request_id) for request_id in ids]
         finally:
             for request_id in ids:
                 self._withdraw(request_id)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> Iterator[RequestOutput]:
         """Answers one prompt part by part: each output holds what is new. Leaving the loop early aborts the request.
 
         Raises RequestError at once, not at the first part.
         """
-        request_id = self._submit(prompt, sampling_params or SamplingParams())
+        params = SamplingParams() if sampling_params is None else sampling_params
+        request_id = self._submit(prompt, params, cache_salt=cache_salt, priority=priority)
         parts = self._parts(request_id)
         # A generator that nobody begins is dropped without running its `finally`.
-        weakref.finalize(parts, self._withdraw, request_id).atexit = False
+        weakref.finalize(parts, self._abandoned.append, request_id).atexit = False
         return parts
 
     def chat(
@@ -131,24 +150,36 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _submit(self, prompt: Prompt, params: SamplingParams) -> str:
+    def _submit(self, prompt: Prompt, params: SamplingParams, **options: Any) -> str:
         request_id = str(next(self._ids))
-        self._front.add(request_id, prompt, params)
-        self._outbox[request_id] = deque()
+        group = self._front.prepare(request_id, prompt, params, **options)
+        with self._lock, deferred_interrupts():
+            self._front.submit(group)
+            self._outbox[request_id] = deque()
         return request_id
 
     def _withdraw(self, request_id: str) -> None:
-        self._front.abort(request_id)
-        self._outbox.pop(request_id, None)
+        with self._lock, deferred_interrupts():
+            self._front.abort(request_id)
+            self._outbox.pop(request_id, None)
+
+    def _turn(self, box: deque[RequestOutput]) -> None:
+        """One step, unless another thread's step has meanwhile filled the box."""
+        with self._lock, deferred_interrupts():
+            while self._abandoned:
+                self._withdraw(self._abandoned.popleft())
+            if box:
+                return
+            for output in self._front.step():
+                if output.request_id in self._outbox:
+                    self._outbox[output.request_id].append(output)
 
     def _parts(self, request_id: str) -> Iterator[RequestOutput]:
         box = self._outbox[request_id]
         try:
             while True:
                 while not box:
-                    for output in self._front.step():
-                        if output.request_id in self._outbox:
-                            self._outbox[output.request_id].append(output)
+                    self._turn(box)
                 yield (part := box.popleft())
                 if part.finished:
                     return

@@ -9,6 +9,7 @@ always advances and every request ends.
 from __future__ import annotations
 
 import bisect
+import logging
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from noria.engine.request import FinishReason, Request, RequestStatus
 from noria.errors import ConfigError, RequestError
 from noria.scheduler.policy import Policy, WaitingQueue, order_key
 from noria.scheduler.schedule import CachedRequest, NewRequest, Schedule, StepResult
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +288,12 @@ class Scheduler:
         if not sampled:
             raise RuntimeError(f"the step yielded no token for request {request.request_id}, which was due for one")
         for count, token_id in enumerate(sampled, 1):
+            if token_id < 0:
+                _log.error(
+                    "request %s: the model's output is not a number; are its weights damaged?", request.request_id
+                )
+                request.finish(FinishReason.ERROR)
+                return sampled[: count - 1]
             request.append(token_id)
             if request.finish_reason is not None:
                 return sampled[:count]

@@ -16,10 +16,11 @@ from jax import lax
 from noria.batch.inputs import SampleInputs
 
 _MASKED = -jnp.inf
+NO_TOKEN = -1
 
 
 def sample(logits: jax.Array, inputs: SampleInputs, num_tokens: int) -> jax.Array:
-    """logits [R, V] float32 -> token ids [R] int32.
+    """logits [R, V] float32 -> token ids [R] int32; NO_TOKEN for a row whose logits are not numbers.
 
     num_tokens: size of the tokenizer's vocabulary; ids from there to V are padding and never sampled. Order of the
     filters: banned tokens, temperature, top-k, top-p (of what top-k left), min-p.
@@ -40,7 +41,9 @@ def sample(logits: jax.Array, inputs: SampleInputs, num_tokens: int) -> jax.Arra
         return jnp.argmax(scaled + _noise(inputs, logits.shape[1]), axis=-1)
 
     random = lax.cond(jnp.any(is_random), draw, lambda _: greedy, logits)
-    return jnp.where(is_random, random, greedy).astype(jnp.int32)
+    # A NaN or an infinity among the logits says that the model's numbers went wrong: no token is right then.
+    sound = jnp.isfinite(jnp.max(logits, axis=-1))
+    return jnp.where(sound, jnp.where(is_random, random, greedy), NO_TOKEN).astype(jnp.int32)
 
 
 def _ban(logits: jax.Array, inputs: SampleInputs, num_tokens: int) -> jax.Array:
