@@ -79,9 +79,9 @@ class LLM:
         priority: int = 0,
     ) -> list[RequestOutput]:
         """Answers all prompts, in order. A prompt is a text, a list of token ids, or a dictionary with one of the keys
-        prompt and prompt_token_ids; sampling_params is one for all or one for each. cache_salt: only requests of one salt
-        share cached prefixes. priority: the lowest comes first, with the scheduling policy "priority". Several threads
-        may call this at a time; Ctrl-C ends the call and leaves the engine usable.
+        prompt and prompt_token_ids; sampling_params is one for all or one for each. cache_salt: only requests
+        of one salt share cached prefixes. priority: the lowest comes first, with the scheduling policy "priority".
+        Several threads may call this at a time; Ctrl-C ends the call and leaves the engine usable.
 
         Raises RequestError, before anything runs, when one of them cannot be served; EngineDeadError when the engine
         was closed or a step failed before.
