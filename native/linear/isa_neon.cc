@@ -1,0 +1,9 @@
+#define NORIA_ISA neon
+#include "simd/neon.h"
+
+#include "linear/kernels.h"
+
+namespace noria {
+extern const Kernels kernels_neon;
+const Kernels kernels_neon = {"neon", neon::run, neon::units, neon::quantize, neon::widen, neon::narrow, neon::row};
+}  // namespace noria

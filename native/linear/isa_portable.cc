@@ -1,0 +1,9 @@
+#define NORIA_ISA portable
+#include "simd/portable.h"
+
+#include "linear/kernels.h"
+
+namespace noria {
+extern const Kernels kernels_portable;
+const Kernels kernels_portable = {"portable", portable::run, portable::units, portable::quantize, portable::widen, portable::narrow, portable::row};
+}  // namespace noria

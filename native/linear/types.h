@@ -1,0 +1,91 @@
+// What a product with packed weights works on. docs: formats.h describes the bytes of each kind.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace noria {
+
+constexpr int kLanes = 16;  // outputs of a tile; a matrix with N outputs has ceil(N / 16) tiles
+constexpr int kMaxWeights = 4;
+
+// The numbers are those of KINDS in ops/linear/types.py.
+enum class Kind : int32_t { kFloat32, kBFloat16, kInt8, kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ4_K, kQ5_K, kQ6_K };
+constexpr int kKinds = 11;
+
+enum class Activation : int32_t { kNone, kSilu, kGeluTanh };
+enum class Dtype : int32_t { kFloat32, kBFloat16 };
+
+// One layer's matrix.
+struct Weight {
+  Kind kind;
+  const uint8_t* data;  // tiles
+  int64_t outputs;      // N
+  const void* bias;     // [N], or null
+  Dtype bias_dtype;
+  void* y;  // [rows, N], where the result goes; of the second of two gated weights: not used
+};
+
+struct Problem {
+  int64_t rows;         // T
+  int64_t k;            // K
+  int64_t row_stride;   // elements between rows of x: K rounded up to a whole block of every kind, filled with zeros
+  const float* x;       // [rows, row_stride]
+  const uint16_t* x16;  // the same as bfloat16, when they were given so; or null
+  // Activations as 8-bit integers with a scale for 32 of them; null for exact ones.
+  const int8_t* x8;       // [rows, row_stride]
+  const float* x8_scale;  // [rows, row_stride / 32]
+  const float* x8_sum;    // [rows, row_stride / 16]: scale times the sum of 16 integers
+  int weights;
+  Weight weight[kMaxWeights];
+  Activation activation;  // not kNone: there are two weights, and y[0] = activation(x w[0]) * (x w[1])
+  Dtype y_dtype;
+};
+
+// Bytes of a tile's fixed part, and of each block of k along K.
+struct Shape {
+  int64_t block;        // elements along K that a block holds, for 16 outputs
+  int64_t block_bytes;
+  int64_t tile_header;
+};
+
+// static, like all that is not in a namespace of its instruction set: the linker must not pick the copy of a file that
+// was compiled for another processor.
+static constexpr Shape shape_of(Kind kind) {
+  switch (kind) {
+    case Kind::kFloat32: return {4, 256, 0};
+    case Kind::kBFloat16: return {4, 128, 0};
+    case Kind::kInt8: return {32, 512, 64};
+    case Kind::kQ8_0: return {32, 32 + 512, 0};
+    case Kind::kQ4_0: return {32, 32 + 256, 0};
+    case Kind::kQ4_1: return {32, 64 + 256, 0};
+    case Kind::kQ5_0: return {32, 32 + 320, 0};
+    case Kind::kQ5_1: return {32, 64 + 320, 0};
+    case Kind::kQ4_K: return {256, 320 + 8 * 256, 0};
+    case Kind::kQ5_K: return {256, 320 + 8 * 320, 0};
+    case Kind::kQ6_K: return {256, 288 + 8 * 384, 0};
+  }
+  return {1, 0, 0};
+}
+
+static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static constexpr int64_t tile_bytes(Kind kind, int64_t k) {
+  const Shape shape = shape_of(kind);
+  return shape.tile_header + ceil_div(k, shape.block) * shape.block_bytes;
+}
+
+// The same functions compiled for one set of processor instructions each.
+struct Kernels {
+  const char* name;
+  // Computes units first <= u < last of the problem's units(), each by one thread.
+  void (*run)(const Problem& problem, int64_t first, int64_t last);
+  int64_t (*units)(const Problem& problem);
+  // x [count] to 8-bit integers; count a multiple of 32. Layouts as in Problem.
+  void (*quantize)(const float* x, int64_t count, int8_t* q, float* scale, float* sum);
+  void (*widen)(const uint16_t* x, int64_t count, float* y);   // bfloat16 to float32
+  void (*narrow)(const float* x, int64_t count, uint16_t* y);  // and back, to the nearest, ties to even
+  // Elements 0 <= k of one output: tile points at its tile, lane is its place in it.
+  void (*row)(Kind kind, const uint8_t* tile, int lane, int64_t k, float* y);
+};
+
+}  // namespace noria

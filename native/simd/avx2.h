@@ -1,0 +1,118 @@
+// Sixteen lanes as two AVX2 registers; needs AVX2, FMA and F16C.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+// Callbacks too must be inlined, or the sums would leave their registers.
+#define NORIA_INLINE __attribute__((always_inline))
+
+namespace noria::NORIA_ISA {
+
+constexpr int kMaxRows = 6;       // 6 rows x 2 registers of sums, 2 of weights, 1 activation: 15 of 16 registers
+constexpr int kDirectRows = 4;    // of codes: 4 x 2 registers of sums, 2 of codes, 2 of weights, and what is left for the rest
+constexpr int kMaxRowsDot4 = 3;   // rows of 8-bit activations: sums of a sub-block beside the sums of all
+constexpr bool kHasDot2 = false;
+// Tiles of float32 that are summed together.
+constexpr int tiles_together(int rows) { return rows == 1 ? 2 : 1; }
+
+struct Lanes {
+  __m256 lo, hi;
+};
+struct Words {
+  __m256i lo, hi;
+};
+
+inline Lanes zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline Lanes splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Lanes load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, Lanes a) {
+  _mm256_storeu_ps(p, a.lo);
+  _mm256_storeu_ps(p + 8, a.hi);
+}
+inline Lanes add(Lanes a, Lanes b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline Lanes mul(Lanes a, Lanes b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline Lanes div(Lanes a, Lanes b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+// The second argument when either is NaN.
+inline Lanes max(Lanes a, Lanes b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline Lanes min(Lanes a, Lanes b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+inline Lanes fma(Lanes a, Lanes b, Lanes c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+inline Lanes fma(const float* x, Lanes w, Lanes sum) {
+  const __m256 a = _mm256_broadcast_ss(x);
+  return {_mm256_fmadd_ps(a, w.lo, sum.lo), _mm256_fmadd_ps(a, w.hi, sum.hi)};
+}
+inline Lanes round_even(Lanes a) {
+  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(a.lo, mode), _mm256_round_ps(a.hi, mode)};
+}
+
+inline Words zero_words() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline Words load_words(const void* p) {
+  const auto* q = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+inline void store_words(void* p, Words a) {
+  auto* q = static_cast<__m256i*>(p);
+  _mm256_storeu_si256(q, a.lo);
+  _mm256_storeu_si256(q + 1, a.hi);
+}
+inline Words bit_and(Words a, uint32_t mask) {
+  const __m256i m = _mm256_set1_epi32(static_cast<int>(mask));
+  return {_mm256_and_si256(a.lo, m), _mm256_and_si256(a.hi, m)};
+}
+inline Words bit_or(Words a, Words b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+template <int n>
+inline Words shift_right(Words a) {
+  return {_mm256_srli_epi32(a.lo, n), _mm256_srli_epi32(a.hi, n)};
+}
+template <int n>
+inline Words shift_left(Words a) {
+  return {_mm256_slli_epi32(a.lo, n), _mm256_slli_epi32(a.hi, n)};
+}
+inline Words add_words(Words a, uint32_t b) {
+  const __m256i v = _mm256_set1_epi32(static_cast<int>(b));
+  return {_mm256_add_epi32(a.lo, v), _mm256_add_epi32(a.hi, v)};
+}
+inline Lanes to_lanes(Words a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+inline Words to_words(Lanes a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+inline Lanes as_lanes(Words a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
+inline Words as_words(Lanes a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
+
+inline Lanes from_half(const void* p) {
+  const auto* q = static_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
+}
+inline Lanes from_u8(const void* p) {
+  const __m128i a = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return to_lanes({_mm256_cvtepu8_epi32(a), _mm256_cvtepu8_epi32(_mm_srli_si128(a, 8))});
+}
+inline Lanes from_i8(const void* p) {
+  const __m128i a = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return to_lanes({_mm256_cvtepi8_epi32(a), _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8))});
+}
+
+// sum + the products of 4 unsigned codes a lane with 4 signed activations, in 32-bit integers, exact.
+template <bool wide>
+inline Words dot4(const int8_t* x, Words codes, Words sum) {
+  int32_t four;
+  __builtin_memcpy(&four, x, 4);
+  const __m256i a = _mm256_set1_epi32(four);
+  if constexpr (wide) {  // codes above 127: two products of 8 bits may not fit the 16 that maddubs sums in
+    const __m256i mask = _mm256_set1_epi32(0x00ff00ff);
+    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8), odd = _mm256_srai_epi16(a, 8);
+    const auto half = [&](__m256i c, __m256i s) {
+      s = _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_and_si256(c, mask), even));
+      return _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_srli_epi16(c, 8), odd));
+    };
+    return {half(codes.lo, sum.lo), half(codes.hi, sum.hi)};
+  } else {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(_mm256_maddubs_epi16(codes.lo, a), ones)),
+            _mm256_add_epi32(sum.hi, _mm256_madd_epi16(_mm256_maddubs_epi16(codes.hi, a), ones))};
+  }
+}
+
+}  // namespace noria::NORIA_ISA
