@@ -21,6 +21,8 @@ K = {name: 512 if kind.block == 256 else 160 for name, kind in KINDS.items()}
 # Where the half-precision scales lie in a block of a file.
 SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
+ALL = np.int32(2**30)  # rows
+
 needs_library = pytest.mark.skipif(not PATHS, reason=f"native library {LIBRARY}")
 
 
@@ -65,12 +67,17 @@ def activations(rows: int, width: int, dtype="float32", seed: int = 1) -> jax.Ar
 @functools.cache
 def matrix(kind: str, out: int, width: int, layer: int, seed: int = 0) -> np.ndarray:
     """What packed() of the same arguments stands for, float64 [out, width]."""
-    return np.asarray(reference.unpack(packed(kind, out, width, seed=seed), layer), np.float64)
+    unpack = jax.jit(reference.unpack, static_argnums=1)  # quicker to compile than its operations one by one
+    return np.asarray(unpack(packed(kind, out, width, seed=seed), layer), np.float64)
 
 
-def rounded(x: np.ndarray) -> np.ndarray:
-    """x as quantize_x rounds it."""
-    return np.asarray(reference.round_to_8_bits(jnp.asarray(x, jnp.float32)), np.float64)
+def rounded(x: jax.Array) -> np.ndarray:
+    """x as quantize_x rounds it: multiples, -127 to 127, of a scale that 32 neighbours share."""
+    values = np.asarray(x, np.float32)
+    blocks = np.pad(values, ((0, 0), (0, -values.shape[1] % 32))).reshape(len(values), -1, 32)
+    top = np.abs(blocks).max(axis=-1, keepdims=True)
+    integers = np.round(blocks * (np.float32(127) / top))
+    return (integers * (top / np.float32(127))).reshape(len(values), -1)[:, : values.shape[1]].astype(np.float64)
 
 
 def check(got, x, weights: np.ndarray, bias=0.0, *, tolerance: float = 1e-6) -> None:
@@ -141,13 +148,13 @@ def test_xla_agrees_with_the_reference(rows, dtype):
     weights = [DenseWeight(jnp.asarray(rng.standard_normal((3, n, 48), np.float32), dtype)) for n in (30, 7)]
     biases = [jnp.asarray(rng.standard_normal((3, 30), np.float32), dtype), None]
     x = activations(rows, 48, dtype)
-    want = reference.linear(x, weights, np.int32(2), biases=biases, out_dtype=jnp.dtype("float32"))
-    got = xla.linear(x, weights, np.int32(2), biases=biases, out_dtype=jnp.dtype("float32"))
+    want = reference.linear(x, weights, np.int32(2), ALL, biases=biases, out_dtype=jnp.dtype("float32"))
+    got = xla.linear(x, weights, np.int32(2), ALL, biases=biases, out_dtype=jnp.dtype("float32"))
     for one, other in zip(got, want, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4, rtol=1e-4)
     pair = [weights[0], weights[0]]
-    (got,) = xla.linear(x, pair, np.int32(1), activation="silu")
-    (want,) = reference.linear(x, pair, np.int32(1), activation="silu")
+    (got,) = xla.linear(x, pair, np.int32(1), ALL, activation="silu")
+    (want,) = reference.linear(x, pair, np.int32(1), ALL, activation="silu")
     assert got.dtype == x.dtype
     np.testing.assert_allclose(got.astype("float32"), want.astype("float32"), atol=1e-3, rtol=1e-2)
     np.testing.assert_array_equal(
@@ -160,10 +167,10 @@ def test_xla_agrees_with_the_reference(rows, dtype):
 def test_the_reference_is_the_plain_product(kind):
     weight = packed(kind, 37, K[kind])
     x = activations(3, K[kind])
-    (got,) = reference.linear(x, [weight], np.int32(1))
+    (got,) = reference.linear(x, [weight], np.int32(1), ALL)
     check(got, x, matrix(kind, 37, K[kind], 1))
     if kind not in FLOATS:
-        (got,) = reference.linear(x, [weight], np.int32(1), quantize_x=True)
+        (got,) = reference.linear(x, [weight], np.int32(1), ALL, quantize_x=True)
         check(got, rounded(x), matrix(kind, 37, K[kind], 1))
 
 
@@ -182,7 +189,7 @@ def test_native_is_the_plain_product(path, kind):
     @jax.jit
     def run(inputs, weights):
         calls = zip(cases, inputs, weights, strict=True)
-        return [cpu.linear(x, [w], np.int32(case[3]), quantize_x=case[4], **options)[0] for case, x, w in calls]
+        return [cpu.linear(x, [w], np.int32(case[3]), ALL, quantize_x=case[4], **options)[0] for case, x, w in calls]
 
     results = run([case[2] for case in cases], [packed(kind, *case[:2]) for case in cases])
     for (out, width, x, layer, quantize_x), got in zip(cases, results, strict=True):
@@ -204,9 +211,9 @@ def test_small_and_odd_widths(kind, width, path):
     for dtype in ("float32", "bfloat16"):
         x = activations(6, width, dtype)
         options = {"out_dtype": jnp.dtype("float32"), "path": path}
-        (got,) = cpu.linear(x, [weight], np.int32(1), **options)
+        (got,) = cpu.linear(x, [weight], np.int32(1), ALL, **options)
         check(got, x, matrix(kind, 21, width, 1))
-        (got,) = cpu.linear(x, [weight], np.int32(1), quantize_x=True, **options)
+        (got,) = cpu.linear(x, [weight], np.int32(1), ALL, quantize_x=True, **options)
         check(got, x if kind in FLOATS else rounded(x), matrix(kind, 21, width, 1), tolerance=1e-5)
 
 
@@ -222,10 +229,10 @@ def test_several_weights_with_biases(path, dtype):
     for rows in (1, 9):
         x = activations(rows, 160, dtype)
         options = {"biases": [*biases, None], "path": path}
-        got = cpu.linear(x, weights, np.int32(1), **options, out_dtype=jnp.dtype("float32"))
+        got = cpu.linear(x, weights, np.int32(1), ALL, **options, out_dtype=jnp.dtype("float32"))
         for y, (kind, out), bias in zip(got, names, options["biases"], strict=True):
             check(y, x, matrix(kind, out, 160, 1), 0.0 if bias is None else np.asarray(bias[1], np.float64))
-        narrow = cpu.linear(x, weights, np.int32(1), **options, out_dtype=jnp.dtype("bfloat16"))
+        narrow = cpu.linear(x, weights, np.int32(1), ALL, **options, out_dtype=jnp.dtype("bfloat16"))
         for one, other in zip(narrow, got):
             np.testing.assert_array_equal(one, other.astype(jnp.bfloat16))
 
@@ -239,8 +246,8 @@ def test_gate_and_up(kind, activation, path):
     biases = [jnp.linspace(-3, 3, 100).reshape(2, 50), None]
     for rows in (1, 20):
         x = activations(rows, 512) * 0.2
-        (got,) = cpu.linear(x, weights, np.int32(1), biases=biases, activation=activation, path=path)
-        (want,) = reference.linear(x, weights, np.int32(1), biases=biases, activation=activation)
+        (got,) = cpu.linear(x, weights, np.int32(1), ALL, biases=biases, activation=activation, path=path)
+        (want,) = reference.linear(x, weights, np.int32(1), ALL, biases=biases, activation=activation)
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
@@ -255,10 +262,14 @@ def test_activations_at_the_ends(path, activation):
     x = np.zeros((12, 16), np.float32)
     x[:, 0] = values
     bias = [None, jnp.ones((1, 16))]
-    (got,) = cpu.linear(jnp.asarray(x[:11]), [eye, ones], np.int32(0), biases=bias, activation=activation, path=path)
+    (got,) = cpu.linear(
+        jnp.asarray(x[:11]), [eye, ones], np.int32(0), ALL, biases=bias, activation=activation, path=path
+    )
     function = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}[activation]
     np.testing.assert_allclose(got[:, 0], function(values[:11]), rtol=2e-6, atol=1e-30)
-    (got,) = cpu.linear(jnp.asarray(x[11:]), [eye, ones], np.int32(0), biases=bias, activation=activation, path=path)
+    (got,) = cpu.linear(
+        jnp.asarray(x[11:]), [eye, ones], np.int32(0), ALL, biases=bias, activation=activation, path=path
+    )
     assert np.isnan(got[0, 0])
 
 
@@ -278,12 +289,23 @@ def test_rows_do_not_know_each_other(path, kind, quantize_x):
 
         def run(x, threads):
             options = {"out_dtype": jnp.dtype("float32"), "quantize_x": quantize_x, "path": path, "threads": threads}
-            return cpu.linear(x, [weight], np.int32(1), **options)[0]
+            return cpu.linear(x, [weight], np.int32(1), ALL, **options)[0]
 
         whole = run(x, 1)
         parts = jax.jit(lambda x: [run(x[-rows:], rows % 4) for rows in sizes])(x)
         for rows, part in zip(sizes, parts):
             np.testing.assert_array_equal(part, whole[-rows:], err_msg=f"{rows} rows, {dtype}")
+
+
+@needs_library
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("count", [0, 1, 5, 40])
+def test_only_the_rows_that_count_are_computed(count, path):
+    weight, x = packed("float32", 53, 320), activations(40, 320)
+    whole = cpu.linear(x, [weight], np.int32(1), ALL, path=path)[0]
+    part = np.asarray(cpu.linear(x.at[count:].set(jnp.nan), [weight], np.int32(1), np.int32(count), path=path)[0])
+    np.testing.assert_array_equal(part[:count], whole[:count])
+    assert not part[count:].any()
 
 
 @needs_library
@@ -295,7 +317,7 @@ def test_layers_of_different_kinds_inside_a_scan():
 
     @jax.jit
     def run(x, weight):
-        step = lambda _, layer: (None, cpu.linear(x, [weight], layer)[0])
+        step = lambda _, layer: (None, cpu.linear(x, [weight], layer, ALL)[0])
         return jax.lax.scan(step, None, jnp.arange(4))[1]
 
     got = run(x, weight)
@@ -321,14 +343,14 @@ def test_bad_calls_are_errors_not_crashes():
     weight = packed("float32", 20, 160)
     x = activations(2, 160)
     with pytest.raises(Exception, match="layer 2 does not exist"):
-        jax.block_until_ready(cpu.linear(x, [weight], np.int32(2)))
+        jax.block_until_ready(cpu.linear(x, [weight], np.int32(2), ALL))
     with pytest.raises(Exception, match="no path sse9"):
-        jax.block_until_ready(cpu.linear(x, [weight], np.int32(0), path="sse9"))
+        jax.block_until_ready(cpu.linear(x, [weight], np.int32(0), ALL, path="sse9"))
     short = PackedWeight(weight.data[:-64], weight.kinds, 20, 160)
     with pytest.raises(Exception, match="smaller than its description"):
-        jax.block_until_ready(cpu.linear(x, [short], np.int32(1)))
+        jax.block_until_ready(cpu.linear(x, [short], np.int32(1), ALL))
     with pytest.raises(Exception, match="float32 or bfloat16"):
-        jax.block_until_ready(cpu.linear(x.astype(jnp.float16), [weight], np.int32(1)))
+        jax.block_until_ready(cpu.linear(x.astype(jnp.float16), [weight], np.int32(1), ALL))
 
 
 def test_the_fastest_backend_is_chosen():

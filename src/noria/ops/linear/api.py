@@ -20,7 +20,8 @@ class Linear(Protocol):
     """The signature that every implementation has.
 
     x: [T, K], float32 or bfloat16. weights: up to 4 with K inputs each and the same number of layers; layer: int32
-    scalar, the layer whose matrices [N, K] are used. biases: for each weight [layers, N] or None.
+    scalar, the layer whose matrices [N, K] are used. rows: int32 scalar, the number of rows of x that count: results of
+    the others are finite and mean nothing. biases: for each weight [layers, N] or None.
 
     Returns x times matrix transposed, plus bias, [T, N] for each weight, summed in float32 and rounded once to
     out_dtype (float32 or bfloat16, that of x by default). With an activation ("silu" or "gelu_tanh") there are two
@@ -35,6 +36,7 @@ class Linear(Protocol):
         x: jax.Array,
         weights: Sequence[Weight],
         layer: jax.Array,
+        rows: jax.Array,
         *,
         biases: Sequence[jax.Array | None] | None = None,
         activation: str | None = None,

@@ -22,6 +22,7 @@ def linear(
     x: jax.Array,
     weights: Sequence[Weight],
     layer: jax.Array,
+    rows: jax.Array,
     *,
     biases: Sequence[jax.Array | None] | None = None,
     activation: str | None = None,
@@ -38,15 +39,15 @@ def linear(
         operands.append(weight.data)
         if bias is not None:
             operands.append(bias)
-    rows, dtype = x.shape[0], out_dtype or x.dtype
+    dtype = out_dtype or x.dtype
     results = packed if activation is None else packed[:1]
     call = jax.ffi.ffi_call(
-        "noria_linear", [jax.ShapeDtypeStruct((rows, weight.out_features), dtype) for weight in results]
+        "noria_linear", [jax.ShapeDtypeStruct((x.shape[0], weight.out_features), dtype) for weight in results]
     )
     return tuple(
         call(
             x,
-            jnp.asarray(layer, jnp.int32),
+            jnp.stack([jnp.asarray(layer, jnp.int32), jnp.asarray(rows, jnp.int32)]),
             *operands,
             kinds=np.array([KINDS[kind].number for weight in packed for kind in weight.kinds], np.int64),
             offsets=np.array([offset for weight in packed for offset in weight.offsets], np.int64),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 from noria.ops import native
 from noria.ops.linear.types import ALIGNMENT, KINDS, LANES, PackedWeight
 
-_SOURCE_DTYPE = {
+_SOURCE_DTYPE: Mapping[str, np.dtype] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "int8": np.dtype(np.float32),

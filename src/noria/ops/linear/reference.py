@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,25 @@ from jax import lax
 
 from noria.ops.linear.types import KINDS, LANES, DenseWeight, PackedWeight, Weight
 
-_BITS = {"int8": 8, "Q8_0": 8, "Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
-_ZERO = {"Q8_0": 128, "Q4_0": 8, "Q5_0": 16}
+_BITS: Mapping[str, int] = {
+    "int8": 8,
+    "Q8_0": 8,
+    "Q4_0": 4,
+    "Q4_1": 4,
+    "Q5_0": 5,
+    "Q5_1": 5,
+    "Q4_K": 4,
+    "Q5_K": 5,
+    "Q6_K": 6,
+}
+_ZERO: Mapping[str, int] = {"Q8_0": 128, "Q4_0": 8, "Q5_0": 16}
 
 
 def linear(
     x: jax.Array,
     weights: Sequence[Weight],
     layer: jax.Array,
+    rows: jax.Array,
     *,
     biases: Sequence[jax.Array | None] | None = None,
     activation: str | None = None,

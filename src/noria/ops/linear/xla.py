@@ -16,6 +16,7 @@ def linear(
     x: jax.Array,
     weights: Sequence[Weight],
     layer: jax.Array,
+    rows: jax.Array,
     *,
     biases: Sequence[jax.Array | None] | None = None,
     activation: str | None = None,

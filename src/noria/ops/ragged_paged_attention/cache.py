@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from noria.ops.ragged_paged_attention.types import KVCache, LayerAddress, RaggedBatch
+from noria.ops.ragged_paged_attention.types import CACHE_DTYPES, KVCache, LayerAddress, RaggedBatch
 
 _INT8_MAX = 127.0
 
@@ -22,17 +25,19 @@ def write(cache: KVCache, k: jax.Array, v: jax.Array, batch: RaggedBatch, layer:
     place = (block, batch.positions % block_size)
     new = jnp.stack([k, v], axis=2)  # [T, kv_heads, 2, head_dim]
     if cache.scale is None:
-        return KVCache(cache.data.at[place].set(_saturate(new, cache.data.dtype)))
+        bits = lax.bitcast_convert_type(_saturate(new, CACHE_DTYPES[cache.dtype]), cache.data.dtype)
+        return dataclasses.replace(cache, data=cache.data.at[place].set(bits))
     new = new.astype(jnp.float32)
     scale = jnp.max(jnp.abs(new), axis=-1) / _INT8_MAX  # [T, kv_heads, 2]
     levels = new / jnp.where(scale == 0, 1.0, scale)[..., None]
     data = jnp.clip(jnp.round(levels), -_INT8_MAX, _INT8_MAX).astype(jnp.int8)
-    return KVCache(cache.data.at[place].set(data), cache.scale.at[place].set(scale))
+    return dataclasses.replace(cache, data=cache.data.at[place].set(data), scale=cache.scale.at[place].set(scale))
 
 
 def read(cache: KVCache, blocks: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
     """Keys and values of whole blocks. blocks: [..., n] -> two of [..., n * block_size, kv_heads, head_dim]."""
-    pages = cache.data[blocks].astype(dtype)  # [..., n, block_size, kv_heads, 2, head_dim]
+    pages = cache.data[blocks]  # [..., n, block_size, kv_heads, 2, head_dim]
+    pages = lax.bitcast_convert_type(pages, CACHE_DTYPES[cache.dtype]).astype(dtype)
     if cache.scale is not None:
         pages = (pages.astype(jnp.float32) * cache.scale[blocks][..., None]).astype(dtype)
     pages = pages.reshape(*blocks.shape[:-1], -1, *pages.shape[-3:])

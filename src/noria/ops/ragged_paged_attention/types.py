@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import jax
@@ -28,11 +28,15 @@ class KVCache:
     """The paged cache of all layers: layer slot s keeps block b in row s * num_blocks + b. Block 0 is never read.
 
     data: [slots * num_blocks, block_size, kv_heads, 2, head_dim]; index 0 of the axis of length 2 is keys, 1 is values.
+    Floats narrower than 32 bits are kept as the unsigned integers with their bits: to write a few values into an array
+    of such floats, XLA on a CPU converts the whole array to float32 and back.
+    dtype: of the values, a key of CACHE_DTYPES.
     scale: float32 [slots * num_blocks, block_size, kv_heads, 2] for int8 (one scale per token and head), else None.
     """
 
     data: jax.Array
-    scale: jax.Array | None = None
+    scale: jax.Array | None
+    dtype: str = field(metadata={"static": True})
 
     @property
     def block_size(self) -> int:
@@ -43,13 +47,20 @@ class KVCache:
         """The shapes (jax.ShapeDtypeStruct) of a cache; dtype is a key of CACHE_DTYPES."""
         shape = (rows, block_size, kv_heads, 2, head_dim)
         scale = jax.ShapeDtypeStruct(shape[:-1], jnp.float32) if dtype == "int8" else None
-        return KVCache(jax.ShapeDtypeStruct(shape, CACHE_DTYPES[dtype]), scale)  # pyright: ignore[reportArgumentType]
+        data = jax.ShapeDtypeStruct(shape, _stored_as(dtype))
+        return KVCache(data, scale, dtype)  # pyright: ignore[reportArgumentType]
 
     @staticmethod
     def bytes_per_block(block_size: int, kv_heads: int, head_dim: int, dtype: str) -> int:
         """Bytes of one block in one layer slot."""
         scale = 4 if dtype == "int8" else 0
         return block_size * kv_heads * 2 * (head_dim * CACHE_DTYPES[dtype].itemsize + scale)
+
+
+def _stored_as(dtype: str) -> jnp.dtype:
+    kind = CACHE_DTYPES[dtype]
+    narrow = jnp.issubdtype(kind, jnp.floating) and kind.itemsize < 4
+    return jnp.dtype(f"uint{8 * kind.itemsize}") if narrow else kind
 
 
 @tree_util.register_dataclass

@@ -124,11 +124,13 @@ def _attend(
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
         weights = jnp.where(seen, jnp.exp(scores - new_top[..., None]), 0)
         fade = jnp.exp(top - new_top)
-        # Summed by a matrix product: it takes each row in the same order, whereas XLA vectorizes a plain sum in ways
-        # that depend on the other dimensions.
-        ones = jnp.ones(kv_tile)
-        total = total * fade + jnp.einsum("shqk,k->shq", weights, ones, precision=lax.Precision.HIGHEST)
-        mixed = jnp.einsum("shqk,skhd->shqd", weights.astype(q.dtype), values, preferred_element_type=jnp.float32)
+        # Summed by a matrix product: it takes each row in the same order, whereas XLA sums a plain reduction, and a
+        # product with a vector, in ways that depend on the other dimensions.
+        sums = lax.dot_general(
+            weights.reshape(-1, kv_tile), jnp.ones((2, kv_tile)), (((1,), (1,)), ((), ())), lax.Precision.HIGHEST
+        )
+        total = total * fade + sums[:, 0].reshape(total.shape)
+        mixed = _mix(weights.astype(q.dtype), values)
         return index + 1, new_top, total, acc * fade[..., None] + mixed
 
     first = jnp.min(jnp.where(valid, jnp.maximum(positions - window + 1, 0), 2**30)) // kv_tile
@@ -139,3 +141,16 @@ def _attend(
     out = acc / jnp.where(total > 0, total, 1)[..., None]  # total is 0 for padding only
     out = out[:, :, ::repeat].reshape(count, kv_heads, width, group, head_dim)
     return jnp.moveaxis(out, 1, 2).astype(q.dtype)
+
+
+def _mix(weights: jax.Array, values: jax.Array) -> jax.Array:
+    """weights [S, kv_heads, n, kv_tile], values [S, kv_tile, kv_heads, head_dim] -> [S, kv_heads, n, head_dim].
+
+    XLA's CPU product sums each of the n rows in the same order whatever their number, as exactness needs, for head
+    sizes that are multiples of 16; for others only when the summed axis of the values is the last one, which costs a
+    transpose.
+    """
+    if values.shape[-1] % 16:
+        values = jnp.transpose(values, (0, 2, 3, 1))
+        return jnp.einsum("shnk,shdk->shnd", weights, values, preferred_element_type=jnp.float32)
+    return jnp.einsum("shnk,skhd->shnd", weights, values, preferred_element_type=jnp.float32)

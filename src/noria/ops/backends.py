@@ -1,0 +1,19 @@
+"""Which implementation of each op an engine uses: chosen once at start, passed to the programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from noria.ops.linear import api as linear
+from noria.ops.ragged_paged_attention import api as attention
+
+
+@dataclass(frozen=True)
+class Ops:
+    attention: attention.RaggedPagedAttention
+    linear: linear.Backend
+
+    @staticmethod
+    def choose(attention_backend: str, linear_backend: str, platform: str) -> Ops:
+        """By name; "auto" is the fastest there is. platform: "cpu", "gpu" or "tpu"."""
+        return Ops(attention.choose(attention_backend), linear.choose(linear_backend, platform))
