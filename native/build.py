@@ -1,4 +1,4 @@
-"""Builds the library of native ops: python native/build.py OUTPUT [--sanitize]. Standard library only.
+"""Builds the native ops: python native/build.py [--fuzz] OUTPUT. Standard library only.
 
 One compiler call for each file, since each is for another set of processor instructions, then one link.
 """
@@ -12,28 +12,39 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-_AVX512 = ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
-_X86 = {
-    "linear/isa_avx2.cc": ["-mavx2", "-mfma", "-mf16c"],
-    "linear/isa_avx512.cc": _AVX512,
-    "linear/isa_avx512_vnni.cc": [*_AVX512, "-mavx512vnni"],
-    "linear/isa_avx512_bf16.cc": [*_AVX512, "-mavx512vnni", "-mavx512bf16"],
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
+# Files for one set of instructions: its flags, and the macro that a compiler defines where it may use that set.
+_PATHS = {
+    "x86_64": {
+        "linear/isa_avx2.cc": (_AVX2, "__AVX2__"),
+        "linear/isa_avx512.cc": (_AVX512, "__AVX512BW__"),
+        "linear/isa_avx512_vnni.cc": ((*_AVX512, "-mavx512vnni"), "__AVX512VNNI__"),
+        "linear/isa_avx512_bf16.cc": ((*_AVX512, "-mavx512vnni", "-mavx512bf16"), "__AVX512BF16__"),
+    },
+    "aarch64": {
+        "linear/isa_neon.cc": ((), "__ARM_NEON"),
+        "linear/isa_neon_dot.cc": (("-march=armv8.2-a+dotprod",), "__ARM_FEATURE_DOTPROD"),
+    },
 }
-_ARM = {
-    "linear/isa_neon.cc": [],
-    "linear/isa_neon_dot.cc": ["-march=armv8.2-a+dotprod"],
-}
-_COMMON = ("linear/pack.cc", "linear/ffi.cc", "runtime/cpu.cc", "runtime/exports.cc")
-# Contraction would let the compiler choose where to round once instead of twice, and results would differ.
-_FLAGS = ["-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread"]
-# GCC's own intrinsics begin with undefined registers on purpose, and set off this warning.
-_FLAGS.append("-Wno-maybe-uninitialized")
-_FLAGS.append("-Wno-uninitialized")
-_SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g"]
+_MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+_COMMON = ("linear/isa_portable.cc", "linear/pack.cc", "runtime/cpu.cc")
+_LIBRARY = (*_COMMON, "linear/ffi.cc", "runtime/exports.cc")
+_FUZZ = (*_COMMON, "fuzz/linear.cc")
+_FLAGS = (
+    *("-std=c++17", "-O2", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    "-ffp-contract=off",  # else the compiler chooses where to round once instead of twice, and results would differ
+    *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC's own intrinsics begin with undefined registers
+)
+_SANITIZE = (
+    *("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"),
+    "-DNORIA_INLINE=",  # one large function full of checks takes minutes to compile
+)
 
 
 class BuildError(Exception):
@@ -46,39 +57,64 @@ def find_compiler() -> str | None:
     return next((path for path in map(shutil.which, names) if path), None)
 
 
-def sources() -> dict[str, list[str]]:
-    """The files to compile for this machine, and the flags of each."""
-    machine = platform.machine().lower()
-    special = _X86 if machine in ("x86_64", "amd64") else _ARM if machine in ("aarch64", "arm64") else {}
-    return {"linear/isa_portable.cc": ["-O1"]} | special | {name: [] for name in _COMMON}
+def build_library(output: Path, include: Path) -> None:
+    """The shared library that XLA calls. include: the folder of XLA's FFI headers. Raises BuildError."""
+    _build(output, _LIBRARY, (f"-isystem{include}",), ("-shared",), _paths())
 
 
-def build(output: Path, include: Path, *, sanitize: bool = False) -> None:
-    """Compiles and links to `output`, which appears whole or not at all. include: the folder of XLA's FFI headers.
+def build_fuzz(output: Path) -> None:
+    """A program that runs random shapes through all paths this machine can run, under sanitizers.
 
     Raises BuildError.
     """
-    compiler = find_compiler()
-    if compiler is None:
-        raise BuildError("no C++ compiler was found")
-    flags = [*_FLAGS, *(_SANITIZE if sanitize else ())]
+    macros = _run([_compiler(), "-march=native", "-dM", "-E", "-x", "c++", os.devnull])
+    paths = {name: (flags, macro) for name, (flags, macro) in _paths().items() if f"#define {macro} " in macros}
+    _build(output, _FUZZ, _SANITIZE, (), paths)
+
+
+def _paths() -> dict[str, tuple[tuple[str, ...], str]]:
+    return _PATHS.get(_MACHINES.get(platform.machine().lower(), ""), {})
+
+
+def _build(
+    output: Path,
+    names: Sequence[str],
+    flags: Sequence[str],
+    link_flags: Sequence[str],
+    paths: dict[str, tuple[tuple[str, ...], str]],
+) -> None:
+    """Compiles and links to `output`, which appears whole or not at all."""
+    command = [_compiler(), *_FLAGS, *flags]
     with tempfile.TemporaryDirectory() as folder:
 
-        def compile_one(item: tuple[str, list[str]]) -> str:
-            name, special = item
+        def compile_one(name: str) -> str | None:
             target = str(Path(folder) / (name.replace("/", "_") + ".o"))
-            _run([compiler, *flags, *special, f"-I{HERE}", f"-isystem{include}", "-c", str(HERE / name), "-o", target])
+            own = paths[name][0] if name in paths else ()
+            try:
+                _run([*command, *own, f"-I{HERE}", "-c", str(HERE / name), "-o", target])
+            except BuildError as error:
+                if name not in paths:
+                    raise
+                print(f"left out {name}: {error}", file=sys.stderr)  # the compiler is older than the instructions
+                return None
             return target
 
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            objects = list(pool.map(compile_one, sources().items()))
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # the longest first
+            objects = [target for target in pool.map(compile_one, [*reversed(paths), *names]) if target]
         output.parent.mkdir(parents=True, exist_ok=True)
         partial = output.with_name(f".{output.name}.{os.getpid()}")
-        _run([compiler, *flags, "-shared", *objects, "-o", str(partial)])
+        _run([*command, *link_flags, *objects, "-o", str(partial)])
         partial.replace(output)
 
 
-def _run(command: list[str]) -> None:
+def _compiler() -> str:
+    if compiler := find_compiler():
+        return compiler
+    raise BuildError("no C++ compiler was found")
+
+
+def _run(command: Sequence[str]) -> str:
+    """The command's standard output. What it warns of is shown."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -88,17 +124,21 @@ def _run(command: list[str]) -> None:
         raise BuildError(f"{Path(command[0]).name} failed: {lines[0].strip()}")
     if done.stderr:
         print(done.stderr, file=sys.stderr)
+    return done.stdout
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Builds noria's native ops.")
     parser.add_argument("output", type=Path)
-    parser.add_argument("--sanitize", action="store_true", help="with AddressSanitizer and UBSan")
+    parser.add_argument("--fuzz", action="store_true", help="the fuzz program instead of the library")
     options = parser.parse_args()
-    import jaxlib  # only here: the package's build imports this module where there may be none
-
     try:
-        build(options.output, Path(jaxlib.__file__).parent / "include", sanitize=options.sanitize)
+        if options.fuzz:
+            build_fuzz(options.output)
+        else:
+            import jaxlib  # only here: what imports this module need not have it
+
+            build_library(options.output, Path(jaxlib.__file__).parent / "include")
     except BuildError as error:
         sys.exit(f"error: {error}")
 

@@ -1,11 +1,10 @@
 // The XLA custom calls noria_linear and noria_embed: operands checked, activations prepared, units shared among threads.
-#include <cstring>
-#include <memory>
 #include <algorithm>
 #include <cstring>
 #include <string>
 #include <string_view>
 
+#include "linear/prepare.h"
 #include "linear/types.h"
 #include "runtime/cpu.h"
 #include "runtime/parallel.h"
@@ -16,36 +15,14 @@ namespace ffi = xla::ffi;
 namespace noria {
 namespace {
 
-constexpr int64_t kManyRows = 16;        // that copying them to a better place pays
 constexpr int64_t kSmallWork = 1 << 15;  // multiply-adds below which waking a thread costs more than it gains
 
 ffi::Error invalid(const std::string& message) { return ffi::Error::InvalidArgument("noria: " + message); }
-
-// Memory that a thread keeps between calls: a large fresh allocation would be paged in each time.
-template <typename T, int slot>
-T* scratch(int64_t count) {
-  thread_local std::unique_ptr<T[]> memory;
-  thread_local int64_t size = 0;
-  if (size < count) {
-    memory.reset(new T[count]);
-    size = count;
-  }
-  return memory.get();
-}
 
 bool dtype_of(ffi::DataType type, Dtype* out) {
   if (type != ffi::DataType::F32 && type != ffi::DataType::BF16) return false;
   *out = type == ffi::DataType::F32 ? Dtype::kFloat32 : Dtype::kBFloat16;
   return true;
-}
-
-// Rows of `width` elements into rows of `stride`, the rest zero.
-template <typename T>
-void pad_rows(const T* from, int64_t rows, int64_t width, T* to, int64_t stride) {
-  for (int64_t row = 0; row < rows; ++row) {
-    std::memcpy(to + row * stride, from + row * width, width * sizeof(T));
-    std::memset(to + row * stride + width, 0, (stride - width) * sizeof(T));
-  }
 }
 
 struct Layers {
@@ -66,44 +43,6 @@ ffi::Error find_weight(const Layers& layers, int index, int64_t layer, int64_t k
     return invalid("packed weight is smaller than its description says");
   weight->data = static_cast<const uint8_t*>(data.untyped_data()) + offset;
   return ffi::Error::Success();
-}
-
-// Activations in the forms that the weights need.
-void prepare_x(const ffi::AnyBuffer& x, Dtype dtype, bool x8, const Kernels& kernels, Problem* p) {
-  int64_t block = x8 ? 32 : 1;
-  for (int i = 0; i < p->weights; ++i) {
-    const int64_t own = shape_of(p->weight[i].kind).block;
-    block = own > block ? own : block;  // all blocks are powers of two
-  }
-  p->row_stride = ceil_div(p->k, block) * block;
-  // Rows whose addresses differ by a multiple of a page compete for the same few places in the first-level cache.
-  if (p->rows >= kManyRows && p->row_stride % 512 == 0) p->row_stride += 32;
-  const int64_t count = p->rows * p->row_stride;
-  const bool padded = p->row_stride != p->k;
-  if (dtype == Dtype::kBFloat16) {
-    p->x16 = static_cast<const uint16_t*>(x.untyped_data());
-    if (padded) {
-      uint16_t* wide = scratch<uint16_t, 0>(count);
-      pad_rows(p->x16, p->rows, p->k, wide, p->row_stride);
-      p->x16 = wide;
-    }
-    float* widened = scratch<float, 1>(count);
-    kernels.widen(p->x16, count, widened);
-    p->x = widened;
-  } else {
-    p->x = static_cast<const float*>(x.untyped_data());
-    if (padded) {
-      float* wide = scratch<float, 2>(count);
-      pad_rows(p->x, p->rows, p->k, wide, p->row_stride);
-      p->x = wide;
-    }
-  }
-  if (x8) {
-    int8_t* q = scratch<int8_t, 3>(count);
-    float *scale = scratch<float, 4>(count / 32), *sum = scratch<float, 5>(count / 16);
-    kernels.quantize(p->x, count, q, scale, sum);
-    p->x8 = q, p->x8_scale = scale, p->x8_sum = sum;
-  }
 }
 
 ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer place, ffi::RemainingArgs args,
@@ -162,7 +101,7 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer place, 
     std::memset(static_cast<uint8_t*>(weight.y) + p.rows * row_bytes, 0, (all_rows - p.rows) * row_bytes);
   }
   if (p.rows == 0) return ffi::Error::Success();
-  prepare_x(x, x_dtype, x8, *kernels, &p);
+  prepare(x.untyped_data(), x_dtype, x8, *kernels, &p);
   if (work < kSmallWork) threads = 1;
   if (threads == 0) threads = pool.num_threads();
   parallel(pool, kernels->units(p), threads, 1, [&](int64_t first, int64_t last) { kernels->run(p, first, last); });

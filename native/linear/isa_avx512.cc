@@ -4,6 +4,6 @@
 #include "linear/kernels.h"
 
 namespace noria {
-extern const Kernels kernels_avx512;
+extern const Kernels kernels_avx512 __attribute__((visibility("default")));
 const Kernels kernels_avx512 = {"avx512", avx512::run, avx512::units, avx512::quantize, avx512::widen, avx512::narrow, avx512::row};
 }  // namespace noria

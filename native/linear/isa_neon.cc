@@ -4,6 +4,6 @@
 #include "linear/kernels.h"
 
 namespace noria {
-extern const Kernels kernels_neon;
+extern const Kernels kernels_neon __attribute__((visibility("default")));
 const Kernels kernels_neon = {"neon", neon::run, neon::units, neon::quantize, neon::widen, neon::narrow, neon::row};
 }  // namespace noria

@@ -4,6 +4,6 @@
 #include "linear/kernels.h"
 
 namespace noria {
-extern const Kernels kernels_portable;
+extern const Kernels kernels_portable __attribute__((visibility("default")));
 const Kernels kernels_portable = {"portable", portable::run, portable::units, portable::quantize, portable::widen, portable::narrow, portable::row};
 }  // namespace noria

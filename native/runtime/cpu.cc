@@ -9,31 +9,41 @@
 
 namespace noria {
 
-extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512_vnni, kernels_avx512_bf16,
-    kernels_neon, kernels_neon_dot;
+// Each is defined in isa_<name>.cc; null where that was not compiled, for another processor or by an old compiler.
+#define NORIA_OPTIONAL extern const Kernels __attribute__((weak, visibility("default")))
+extern const Kernels kernels_portable;
+NORIA_OPTIONAL kernels_avx2;
+NORIA_OPTIONAL kernels_avx512;
+NORIA_OPTIONAL kernels_avx512_vnni;
+NORIA_OPTIONAL kernels_avx512_bf16;
+NORIA_OPTIONAL kernels_neon;
+NORIA_OPTIONAL kernels_neon_dot;
 
 int available_kernels(const Kernels* (&paths)[kMaxPaths]) {
   int count = 0;
   paths[count++] = &kernels_portable;
+  const auto add = [&](const Kernels* path) {
+    if (path != nullptr) paths[count++] = path;
+  };
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {  // all of these have F16C
-    paths[count++] = &kernels_avx2;
+    add(&kernels_avx2);
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq")) {
-      paths[count++] = &kernels_avx512;
+      add(&kernels_avx512);
       if (__builtin_cpu_supports("avx512vnni")) {
-        paths[count++] = &kernels_avx512_vnni;
-        if (__builtin_cpu_supports("avx512bf16")) paths[count++] = &kernels_avx512_bf16;
+        add(&kernels_avx512_vnni);
+        if (__builtin_cpu_supports("avx512bf16")) add(&kernels_avx512_bf16);
       }
     }
   }
 #elif defined(__aarch64__)
-  paths[count++] = &kernels_neon;
+  add(&kernels_neon);
 #if defined(__APPLE__)
-  paths[count++] = &kernels_neon_dot;
+  add(&kernels_neon_dot);
 #elif defined(__linux__)
-  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) paths[count++] = &kernels_neon_dot;
+  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) add(&kernels_neon_dot);
 #endif
 #endif
   return count;

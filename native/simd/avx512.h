@@ -6,7 +6,9 @@
 #include <cstdint>
 
 // Callbacks too must be inlined, or the sums would leave their registers.
+#ifndef NORIA_INLINE
 #define NORIA_INLINE __attribute__((always_inline))
+#endif
 
 namespace noria::NORIA_ISA {
 

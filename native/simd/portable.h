@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <cstring>
 
+#ifndef NORIA_INLINE
 #define NORIA_INLINE  // small and quick to compile matters more here than fast
+#endif
 
 namespace noria::NORIA_ISA {
 

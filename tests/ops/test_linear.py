@@ -67,12 +67,17 @@ def activations(rows: int, width: int, dtype="float32", seed: int = 1) -> jax.Ar
 @functools.cache
 def matrix(kind: str, out: int, width: int, layer: int, seed: int = 0) -> np.ndarray:
     """What packed() of the same arguments stands for, float64 [out, width]."""
-    return np.asarray(reference.unpack(packed(kind, out, width, seed=seed), layer), np.float64)
+    unpack = jax.jit(reference.unpack, static_argnums=1)  # quicker to compile than its operations one by one
+    return np.asarray(unpack(packed(kind, out, width, seed=seed), layer), np.float64)
 
 
-def rounded(x: np.ndarray) -> np.ndarray:
-    """x as quantize_x rounds it."""
-    return np.asarray(reference.round_to_8_bits(jnp.asarray(x, jnp.float32)), np.float64)
+def rounded(x: jax.Array) -> np.ndarray:
+    """x as quantize_x rounds it: multiples, -127 to 127, of a scale that 32 neighbours share."""
+    values = np.asarray(x, np.float32)
+    blocks = np.pad(values, ((0, 0), (0, -values.shape[1] % 32))).reshape(len(values), -1, 32)
+    top = np.abs(blocks).max(axis=-1, keepdims=True)
+    integers = np.round(blocks * (np.float32(127) / top))
+    return (integers * (top / np.float32(127))).reshape(len(values), -1)[:, : values.shape[1]].astype(np.float64)
 
 
 def check(got, x, weights: np.ndarray, bias=0.0, *, tolerance: float = 1e-6) -> None:

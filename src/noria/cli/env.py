@@ -23,6 +23,7 @@ def main(args: Sequence[str]) -> int:
         ("python", f"{platform.python_version()} on {platform.platform()}"),
         ("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)),
         ("devices", _devices()),
+        ("native", _native()),
         ("models", _contents(home / "models", "*.gguf")),
         ("programs", _contents(home / "programs", "*")),
     ]
@@ -47,6 +48,12 @@ def _devices() -> str:
         return f"none: {' '.join(str(error).split())}"
     first = devices[0]
     return f"{len(devices)} x {first.device_kind} ({first.platform}), used is {first}"
+
+
+def _native() -> str:
+    from noria.ops import native  # imports jax too
+
+    return native.status()
 
 
 def _contents(folder: Path, pattern: str) -> str:
