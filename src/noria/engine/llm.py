@@ -52,7 +52,7 @@ class LLM:
         self._abandoned: deque[str] = (
             deque()
         )  # streams that were dropped; the garbage collector may say so at any moment
-        self._lock = threading.RLock()  # one thread at a time turns the wheel, for all that wait
+        self._lock = threading.Lock()  # one thread at a time turns the wheel, for all that wait
 
     @property
     def config(self) -> ResolvedConfig:
@@ -119,7 +119,7 @@ class LLM:
         request_id = self._submit(prompt, params, cache_salt=cache_salt, priority=priority)
         parts = self._parts(request_id)
         # A generator that nobody begins is dropped without running its `finally`.
-        weakref.finalize(parts, self._abandoned.append, request_id).atexit = False
+        weakref.finalize(parts, self._abandon, request_id).atexit = False
         return parts
 
     def chat(
@@ -160,14 +160,29 @@ class LLM:
 
     def _withdraw(self, request_id: str) -> None:
         with self._lock, deferred_interrupts():
-            self._front.abort(request_id)
-            self._outbox.pop(request_id, None)
+            self._drop(request_id)
+
+    def _drop(self, request_id: str) -> None:
+        self._front.abort(request_id)
+        self._outbox.pop(request_id, None)
+
+    def _abandon(self, request_id: str) -> None:
+        """Called by the garbage collector, so perhaps in the middle of a step: then the next one sees to it."""
+        self._abandoned.append(request_id)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop_abandoned()
+            finally:
+                self._lock.release()
+
+    def _drop_abandoned(self) -> None:
+        while self._abandoned:
+            self._drop(self._abandoned.popleft())
 
     def _turn(self, box: deque[RequestOutput]) -> None:
         """One step, unless another thread's step has meanwhile filled the box."""
         with self._lock, deferred_interrupts():
-            while self._abandoned:
-                self._withdraw(self._abandoned.popleft())
+            self._drop_abandoned()
             if box:
                 return
             for output in self._front.step():
