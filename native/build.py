@@ -18,14 +18,13 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 # Files for one set of instructions: its flags, and the macro that a compiler defines where it may use that set.
 _PATHS = {
     "x86_64": {
         "linear/isa_avx2.cc": (_AVX2, "__AVX2__"),
-        "linear/isa_avx512.cc": (_AVX512, "__AVX512BW__"),
-        "linear/isa_avx512_vnni.cc": ((*_AVX512, "-mavx512vnni"), "__AVX512VNNI__"),
-        "linear/isa_avx512_bf16.cc": ((*_AVX512, "-mavx512vnni", "-mavx512bf16"), "__AVX512BF16__"),
+        "linear/isa_avx512_vnni.cc": (_AVX512, "__AVX512VNNI__"),
+        "linear/isa_avx512_bf16.cc": ((*_AVX512, "-mavx512bf16"), "__AVX512BF16__"),
     },
     "aarch64": {
         "linear/isa_neon.cc": ((), "__ARM_NEON"),

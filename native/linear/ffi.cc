@@ -15,7 +15,7 @@ namespace ffi = xla::ffi;
 namespace noria {
 namespace {
 
-constexpr int64_t kSmallWork = 1 << 15;  // multiply-adds below which waking a thread costs more than it gains
+constexpr int64_t kSmallWork = 1 << 17;  // multiply-adds below which waking a thread costs more than it gains
 
 ffi::Error invalid(const std::string& message) { return ffi::Error::InvalidArgument("noria: " + message); }
 

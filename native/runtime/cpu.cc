@@ -13,7 +13,6 @@ namespace noria {
 #define NORIA_OPTIONAL extern const Kernels __attribute__((weak, visibility("default")))
 extern const Kernels kernels_portable;
 NORIA_OPTIONAL kernels_avx2;
-NORIA_OPTIONAL kernels_avx512;
 NORIA_OPTIONAL kernels_avx512_vnni;
 NORIA_OPTIONAL kernels_avx512_bf16;
 NORIA_OPTIONAL kernels_neon;
@@ -30,12 +29,9 @@ int available_kernels(const Kernels* (&paths)[kMaxPaths]) {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {  // all of these have F16C
     add(&kernels_avx2);
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq")) {
-      add(&kernels_avx512);
-      if (__builtin_cpu_supports("avx512vnni")) {
-        add(&kernels_avx512_vnni);
-        if (__builtin_cpu_supports("avx512bf16")) add(&kernels_avx512_bf16);
-      }
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni")) {
+      add(&kernels_avx512_vnni);
+      if (__builtin_cpu_supports("avx512bf16")) add(&kernels_avx512_bf16);
     }
   }
 #elif defined(__aarch64__)

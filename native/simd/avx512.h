@@ -1,4 +1,4 @@
-// Sixteen lanes as one AVX-512 register; needs F, BW, VL and DQ, and uses VNNI and BF16 where compiled for them.
+// Sixteen lanes as one AVX-512 register; needs F, BW, VL, DQ and VNNI, and uses BF16 where compiled for it.
 #pragma once
 
 #include <immintrin.h>
@@ -74,24 +74,11 @@ inline Lanes from_i8(const void* p) {
 }
 
 // sum + the products of 4 unsigned codes a lane with 4 signed activations, in 32-bit integers, exact.
-template <bool wide>
+template <bool>
 inline Words dot4(const int8_t* x, Words codes, Words sum) {
   int32_t four;
   __builtin_memcpy(&four, x, 4);
-  const __m512i a = _mm512_set1_epi32(four);
-#ifdef __AVX512VNNI__
-  return {_mm512_dpbusd_epi32(sum.v, codes.v, a)};
-#else
-  if constexpr (wide) {  // codes above 127: two products of 8 bits may not fit the 16 that maddubs sums in
-    const __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8), odd = _mm512_srai_epi16(a, 8);
-    const __m512i low = _mm512_and_si512(codes.v, _mm512_set1_epi32(0x00ff00ff));
-    const __m512i part = _mm512_add_epi32(sum.v, _mm512_madd_epi16(low, even));
-    return {_mm512_add_epi32(part, _mm512_madd_epi16(_mm512_srli_epi16(codes.v, 8), odd))};
-  } else {
-    const __m512i pairs = _mm512_maddubs_epi16(codes.v, a);
-    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
-  }
-#endif
+  return {_mm512_dpbusd_epi32(sum.v, codes.v, _mm512_set1_epi32(four))};
 }
 
 // sum + the products of 2 bfloat16 weights a lane with 2 bfloat16 activations.
