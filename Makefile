@@ -15,12 +15,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test test-all lint format clean
+.PHONY: help demo dev test test-all fuzz lint format clean
 
 help:
 	@echo "make demo      run a small real model on a prompt"
 	@echo "make test      run the default tests"
 	@echo "make test-all  run the slow tests too"
+	@echo "make fuzz      run random shapes through the native ops under sanitizers"
 	@echo "make lint      check style, types and import walls"
 	@echo "make format    put the code into the house style"
 	@echo "make dev       only make the environment, with the development tools"
@@ -37,6 +38,12 @@ test: $(DEV_STAMP)
 test-all: $(DEV_STAMP)
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m "not oracle"
 
+# Not in the environment: it needs a C++ compiler with AddressSanitizer and UBSan, and no Python package.
+FUZZ_ROUNDS ?= 2000
+fuzz:
+	$(PYTHON) native/build.py --fuzz build/fuzz_linear
+	build/fuzz_linear $(FUZZ_ROUNDS)
+
 # All checks run, so that one look shows everything there is to mend.
 lint: $(DEV_STAMP)
 	@status=0; \
@@ -52,7 +59,7 @@ format: $(DEV_STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build src/noria/ops/_native .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
