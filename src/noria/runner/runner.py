@@ -20,8 +20,10 @@ from noria.batch.pack import StepInputs, pack
 from noria.batch.persistent import Expectation, PersistentBatch
 from noria.cache.layout import CacheLayout, plan_layout
 from noria.config import ResolvedConfig
+from noria.errors import ConfigError
 from noria.models.decoder import Decoder
 from noria.nn.param import param_bytes, random_params
+from noria.ops import native
 from noria.ops.backends import Ops
 from noria.ops.linear.types import DenseWeight
 from noria.ops.ragged_paged_attention.api import KVCache
@@ -68,7 +70,9 @@ class ModelRunner:
         self.device = device
         self.dtype = dtype
         self.cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        self._ops = Ops.choose(config.attention_backend, _linear_backend(config, dtype), device.platform)
+        self._ops = Ops.choose(
+            config.attention_backend, _linear_backend(config, dtype, device.platform), device.platform
+        )
         self.layout: CacheLayout = plan_layout(model.config.windows)
         self.buckets = Buckets.of(config)
         blocks = -(-config.max_model_len // config.block_size)
@@ -203,6 +207,18 @@ class ModelRunner:
         return lambda: self._sample.lower(self._weights, rows, inputs.sample).compile()
 
 
-def _linear_backend(config: ResolvedConfig, dtype: str) -> str:
-    """The native op computes in float32 and bfloat16 only."""
-    return "xla" if config.linear_backend == "auto" and dtype == "float16" else config.linear_backend
+def _linear_backend(config: ResolvedConfig, dtype: str, platform: str) -> str:
+    """The native op computes in float32 and bfloat16, on CPUs. Raises ConfigError when it was asked for in vain."""
+    choice = config.linear_backend
+    if choice == "auto":
+        return "xla" if dtype == "float16" else choice
+    if choice == "native":
+        why = (
+            f"it needs a CPU, not {platform}" if platform != "cpu"
+            else "it does not compute in float16" if dtype == "float16"
+            else None if native.available()
+            else f"the library is {native.status()}"
+        )  # fmt: skip
+        if why is not None:
+            raise ConfigError(f"linear_backend native cannot be used: {why}; use auto or xla")
+    return choice
