@@ -23,7 +23,7 @@ def test_native_where_it_cannot_run(dtype: str, platform: str, why: str) -> None
 
 def test_native_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "available", lambda: False)
-    with pytest.raises(ConfigError, match="the library is .*; use auto or xla"):
+    with pytest.raises(ConfigError, match=r"the library is .*; use auto or xla"):
         _linear_backend(config("native"), "float32", "cpu")
 
 
