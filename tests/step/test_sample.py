@@ -30,8 +30,9 @@ def draw(logits, settings, *, num_tokens=None):
             getattr(inputs, name)[row] = values.get(name, 0)
         inputs.key_low[row], inputs.key_high[row] = values.get("seed", 0), values.get("seed_high", 0)
         banned = values.get("banned", ())
-        inputs.banned[row, : len(banned)] = banned
-        inputs.num_banned[row] = len(banned)
+        inputs.stops[row, : len(banned)] = banned
+        inputs.num_stops[row] = len(banned)
+        inputs.banned_until[row] = inputs.position[row] + bool(banned)
     if num_tokens is None:
         return np.asarray(run(full, buffer))[: len(settings)]
 
