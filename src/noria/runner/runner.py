@@ -45,7 +45,7 @@ class SampledTokens:
     request_ids: tuple[str, ...]  # of all rows of the step
     sources: np.ndarray  # rows of the step that sample
     expected: Expectation | None  # the same as places in the batch; None when no row samples
-    token_ids: jax.Array  # [max_num_seqs], or of a burst [num_scheduler_steps, max_num_seqs]
+    token_ids: jax.Array  # [max_num_seqs], or of a burst [most passes, max_num_seqs]
 
     def result(self) -> StepResult:
         """Waits for the step, and makes its tokens known to the batch."""
@@ -159,7 +159,9 @@ class ModelRunner:
         )
         self._forward = jax.jit(steps.forward, donate_argnums=1)
         self._sample = jax.jit(steps.sample)
-        self._decode = jax.jit(DecodeProgram(steps, self.config.num_scheduler_steps).decode, donate_argnums=1)
+        # Rounded up, because to compile takes long: neighbouring values of the option share their programs.
+        max_steps = max(8, 1 << (self.config.num_scheduler_steps - 1).bit_length())
+        self._decode = jax.jit(DecodeProgram(steps, max_steps).decode, donate_argnums=1)
 
     def capture_model(self, progress: Callable[[int, int], None] | None = None) -> CaptureReport:
         """Compiles every program that the buckets allow."""

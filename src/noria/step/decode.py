@@ -39,7 +39,7 @@ class DecodeProgram:
     """A function to jit, compiled per request bucket; the number of passes is known at run time only."""
 
     steps: StepPrograms
-    max_steps: int  # num_scheduler_steps
+    max_steps: int  # at least num_scheduler_steps
 
     def decode(
         self, weights: Any, cache: KVCache, sampled: jax.Array, forward: jax.Array, sample: jax.Array
@@ -73,13 +73,18 @@ class DecodeProgram:
 
     def _pass(self, weights: Any, first: ForwardInputs, inputs: SampleInputs, burst: _Burst) -> _Burst:
         """One step, as the forward and the sample program make it."""
+        inputs = dataclasses.replace(inputs, position=inputs.position + burst.step)
+        batch = self._batch(first, inputs, burst.alive)
+        cache, hidden = self.steps.run_model(weights, burst.cache, burst.newest, batch)
+        return self._sample(weights, hidden, inputs, dataclasses.replace(burst, cache=cache))
+
+    def _sample(self, weights: Any, hidden: jax.Array, inputs: SampleInputs, burst: _Burst) -> _Burst:
+        """hidden: [R, E] of this pass."""
         alive, step = burst.alive, burst.step
-        inputs = dataclasses.replace(inputs, position=inputs.position + step)
-        cache, hidden = self.steps.run_model(weights, burst.cache, burst.newest, self._batch(first, inputs, alive))
         drawn = self.steps.next_tokens(weights, hidden, inputs)
-        return _Burst(
+        return dataclasses.replace(
+            burst,
             step=step + 1,
-            cache=cache,
             newest=jnp.where(alive, drawn, burst.newest),
             alive=alive & (step + 1 < inputs.num_steps) & ~ends(drawn, inputs),
             tokens=burst.tokens.at[step].set(jnp.where(alive, drawn, NOT_SAMPLED)),
