@@ -19,6 +19,7 @@ from noria.errors import ConfigError, RequestError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8"]
+MAX_SCHEDULER_STEPS = 128  # a longer burst gains nothing and keeps everybody waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None  # upper bound of the pool; None on a CPU: 1 GiB
     enable_prefix_caching: bool = True
     async_scheduling: bool = True  # plan and dispatch a step while the one before it runs
+    num_scheduler_steps: int = 1  # most forward passes of a step in which everybody decodes: one loop on the device
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"  # priority: the lower value of a request comes first
 
     attention_backend: Literal["auto", "reference", "xla"] = "auto"
@@ -144,6 +146,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        if not 1 <= self.num_scheduler_steps <= MAX_SCHEDULER_STEPS:
+            raise ConfigError(
+                f"num_scheduler_steps must be 1 to {MAX_SCHEDULER_STEPS}, not {self.num_scheduler_steps}; "
+                "1 runs the steps one by one"
+            )
         if self.token_bucket_gap < 0:
             raise ConfigError(f"token_bucket_gap must be at least 0, not {self.token_bucket_gap}")
         if any(size < 2 for size in self.extra_token_buckets):

@@ -53,6 +53,7 @@ def schedule(
     counts: Mapping[str, int] | None = None,
     finished: Sequence[str] = (),
     preempted: Sequence[str] = (),
+    num_steps: int = 1,
 ) -> Schedule:
     return Schedule(
         new_requests=tuple(request for request in requests if isinstance(request, NewRequest)),
@@ -60,13 +61,15 @@ def schedule(
         num_scheduled_tokens=dict(counts or {}),
         finished_ids=tuple(finished),
         preempted_ids=tuple(preempted),
+        num_steps=num_steps,
     )
 
 
 def sample(batch: PersistentBatch, tokens: Mapping[int, int]) -> None:
     """A step samples a token for each of these rows, and the host learns them."""
     rows = np.array(list(tokens))
-    batch.fulfil(batch.expect(rows, np.arange(len(rows))), np.array(list(tokens.values())))
+    expected = batch.expect(rows, np.arange(len(rows)), np.ones(len(rows), int))
+    batch.fulfil(expected, np.array([list(tokens.values())]))
 
 
 def batch_of(*requests: NewRequest, shape: BatchShape = SHAPE, max_model_len: int = MAX_MODEL_LEN) -> PersistentBatch:

@@ -137,7 +137,7 @@ def test_nothing_of_a_bigger_step_before_reaches_a_smaller_one(example: Persiste
     assert inputs.seq_lens.tolist() == [1] + [0] * 7
     assert inputs.block_tables[0].ravel().nonzero()[0].tolist() == [0]
     assert inputs.block_tables[1].ravel().nonzero()[0].tolist() == [0]
-    for field in ("temperature", "min_p", "top_k", "num_banned"):
+    for field in ("temperature", "min_p", "top_k", "num_stops"):
         assert not getattr(sample, field).any(), field
     assert sample.key_low.tolist() == sample.key_high.tolist() == [0] * 4
 
@@ -145,8 +145,9 @@ def test_nothing_of_a_bigger_step_before_reaches_a_smaller_one(example: Persiste
 def test_padding_rows_are_greedy_and_ban_nothing(example: PersistentBatch) -> None:
     sample = sample_of(packed(example, {"a": 2, "b": 5, "c": 3}))
     assert sample.temperature.tolist() == [1, 1, 1, 0]
-    for field in ("temperature", "top_k", "min_p", "num_banned", "position", "key_low", "key_high"):
+    for field in ("temperature", "top_k", "min_p", "num_stops", "banned_until", "position", "key_low", "key_high"):
         assert getattr(sample, field)[3] == 0, field
+    assert sample.num_steps.tolist() == [1, 1, 1, 0]
 
 
 def test_an_exactly_full_step_has_no_padding() -> None:
@@ -166,16 +167,18 @@ def test_stop_tokens_are_banned_until_min_tokens_are_generated() -> None:
     for computed in (0, 3, 4, 5):
         batch.apply(schedule(cached("a", computed)))
         inputs = sample_of(packed(batch, {"a": 3 if computed == 0 else 1}))
-        banned.append(inputs.banned[0, : inputs.num_banned[0]].tolist())
+        assert inputs.stops[0, : inputs.num_stops[0]].tolist() == [7, 9]
+        banned.append(bool(inputs.position[0] < inputs.banned_until[0]))
         sample(batch, {0: 20})
-    assert banned == [[7, 9], [7, 9], [], []]  # the first two tokens may not end it
+    assert banned == [True, True, False, False]  # the first two tokens may not end it
 
 
 def test_tokens_still_being_sampled_are_taken_from_the_step_before(example: PersistentBatch) -> None:
     """Only as the newest token of a row, wherever the row comes to stand."""
     step = packed(example, {"b": 5, "a": 2, "c": 3})
     assert forward_of(step).token_sources.tolist() == [-1] * 16
-    example.expect(step.rows[step.samples], np.flatnonzero(step.samples))  # b in row 0 of the step, a in row 1
+    # b in row 0 of the step, a in row 1
+    example.expect(step.rows[step.samples], np.flatnonzero(step.samples), step.steps[step.samples])
     example.apply(schedule(cached("a", 6), cached("b", 5), cached("c", 10)))
     step = packed(example, {"a": 1, "b": 1, "c": 3})
     inputs = forward_of(step)
@@ -189,6 +192,41 @@ def test_tokens_still_being_sampled_are_taken_from_the_step_before(example: Pers
     last = packed(example, {"c": 1})
     assert forward_of(last).token_sources.tolist() == [-1] * 16
     assert last.samples.tolist() == [True]
+
+
+def test_a_burst_is_packed_as_its_first_pass(example: PersistentBatch) -> None:
+    example.apply(schedule(cached("a", 5), cached("b", 4), cached("c", 13)))
+    counts = {"a": 3, "b": 1, "c": 4}
+    step = pack(schedule(counts=counts, num_steps=4), example, BUCKETS)
+    inputs, sample = forward_of(step), sample_of(step)
+    assert step.is_burst
+    assert (step.num_tokens, step.num_rows) == (4, 4)  # one token of each row, padded like the rows
+    assert inputs.token_ids.tolist() == [105, 204, 313, 0]
+    assert inputs.positions.tolist() == [5, 4, 13, 0]
+    assert inputs.token_rows.tolist() == [0, 1, 2, SHAPE.num_rows]
+    assert inputs.seq_lens.tolist()[:4] == [6, 5, 14, 0]
+    assert inputs.distribution.tolist() == [3, 3, 3]
+    assert step.samples.tolist() == [True] * 3
+    assert step.steps.tolist() == [3, 1, 4]
+    assert sample.position.tolist() == [6, 5, 14, 0]
+    assert sample.num_steps.tolist() == [3, 1, 4, 0]
+
+
+def test_the_step_after_a_burst_goes_on_behind_its_last_token(example: PersistentBatch) -> None:
+    example.apply(schedule(cached("a", 5), cached("b", 4)))
+    step = pack(schedule(counts={"b": 4, "a": 2}, num_steps=4), example, BUCKETS)
+    expected = example.expect(step.rows, np.arange(2), step.steps)
+    example.apply(schedule(cached("a", 7), cached("b", 8)))
+    after = packed(example, {"a": 1, "b": 1})
+    assert forward_of(after).positions.tolist()[:2] == [7, 8]
+    assert forward_of(after).token_sources.tolist()[:2] == [1, 0]
+    assert after.samples.tolist() == [True, True]
+    example.fulfil(expected, np.array([[10, 20], [11, 21], [12, -2], [13, -2]]))
+    assert example.token_ids[0, 6:9].tolist() == [20, 21, 0]
+    assert example.token_ids[1, 5:9].tolist() == [10, 11, 12, 13]
+    after = packed(example, {"a": 1, "b": 1})
+    assert forward_of(after).token_ids.tolist()[:2] == [21, 13]
+    assert forward_of(after).token_sources.tolist()[:2] == [-1, -1]
 
 
 @given(st.data())
@@ -256,7 +294,7 @@ def test_pack_allocates_what_the_buckets_need() -> None:
     assert (step.num_tokens, step.num_rows) == (16, 16)
     assert step.forward.dtype == step.sample.dtype == np.int32
     assert step.forward.size == 4 * 16 + 257 + 2 * 256 + 256 * 256 + 3
-    assert step.sample.size == 16 * (8 + SampleInputs.MAX_BANNED)
+    assert step.sample.size == 16 * (10 + SampleInputs.MAX_STOPS)
     tracemalloc.start()
     pack(step_schedule, batch, buckets)
     _, peak = tracemalloc.get_traced_memory()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from batches import SHAPE, batch_of, cached, new, resumed, sample, schedule
 
+from noria.batch.inputs import SampleInputs
 from noria.config import SamplingParams
 
 
@@ -68,22 +69,22 @@ def test_a_sampled_token_becomes_the_next_input() -> None:
 
 def test_expected_tokens_have_their_place_before_they_are_known() -> None:
     batch = batch_of(new("a", [1, 2]), new("b", [3]), new("c", [4]))
-    expected = batch.expect(np.array([2, 0]), np.array([0, 3]))
+    expected = batch.expect(np.array([2, 0]), np.array([0, 3]), np.array([1, 1]))
     assert batch.num_tokens.tolist()[:3] == [3, 1, 2]
     assert batch.pending.tolist()[:3] == [3, -1, 0]
-    batch.fulfil(expected, np.array([40, 50]))
+    batch.fulfil(expected, np.array([[40, 50]]))
     assert (batch.token_ids[2, 1], batch.token_ids[0, 2]) == (40, 50)
     assert not (batch.pending + 1).any()
 
 
 def test_tokens_of_the_step_in_flight_stay_pending_when_those_of_the_one_before_arrive() -> None:
     batch = batch_of(new("a", [1, 2]), new("b", [3]))
-    first = batch.expect(np.array([0, 1]), np.array([0, 1]))
-    second = batch.expect(np.array([1]), np.array([0]))  # the budget ran out before "a"
-    batch.fulfil(first, np.array([40, 50]))
+    first = batch.expect(np.array([0, 1]), np.array([0, 1]), np.array([1, 1]))
+    second = batch.expect(np.array([1]), np.array([0]), np.array([1]))  # the budget ran out before "a"
+    batch.fulfil(first, np.array([[40, 50]]))
     assert batch.pending.tolist()[:2] == [-1, 0]
     assert batch.token_ids[:2, :3].tolist() == [[1, 2, 40], [3, 50, 0]]
-    batch.fulfil(second, np.array([60]))
+    batch.fulfil(second, np.array([[60]]))
     assert batch.token_ids[1, :3].tolist() == [3, 50, 60]
     assert batch.num_tokens.tolist()[:2] == [3, 3]
     assert batch.pending.tolist()[:2] == [-1, -1]
@@ -92,10 +93,10 @@ def test_tokens_of_the_step_in_flight_stay_pending_when_those_of_the_one_before_
 @pytest.mark.parametrize("same_id", [False, True])
 def test_a_row_given_away_expects_nothing(same_id: bool) -> None:
     batch = batch_of(new("a", [1, 2]), new("b", [3]))
-    expected = batch.expect(np.array([0, 1]), np.array([0, 1]))
+    expected = batch.expect(np.array([0, 1]), np.array([0, 1]), np.array([1, 1]))
     batch.apply(schedule(new("a" if same_id else "c", [7, 8, 9, 10]), finished=["a"]))
     assert batch.pending.tolist()[:2] == [-1, 1]
-    batch.fulfil(expected, np.array([40, 50]))
+    batch.fulfil(expected, np.array([[40, 50]]))
     assert batch.token_ids[:2, :4].tolist() == [[7, 8, 9, 10], [3, 50, 0, 0]]
     assert batch.num_tokens.tolist()[:2] == [4, 2]
 
@@ -122,8 +123,8 @@ def test_a_preempted_request_gives_its_row_away_and_comes_back_with_all_it_broug
     assert batch.top_p[row] == np.float32(0.7)
     assert batch.min_p[row] == np.float32(0.1)
     assert batch.top_k[row] == 3
-    assert batch.num_banned[row] == 2
-    assert batch.banned[row, :2].tolist() == [6, 8]
+    assert batch.num_stops[row] == 2
+    assert batch.stops[row, :2].tolist() == [6, 8]
     assert batch.banned_until[row] == 3 + 4  # of its prompt, not of what it had at the resume
 
 
@@ -169,14 +170,16 @@ def test_the_generation_of_a_row_counts_its_requests() -> None:
     assert batch.generation[:3].tolist() == [2, 1, 0]
 
 
-def test_stop_tokens_are_banned_only_for_requests_with_min_tokens() -> None:
+def test_the_device_is_told_the_stop_tokens_and_how_long_they_are_banned() -> None:
     batch = batch_of(
-        new("free", [1, 2], stops=range(40)),  # more than could be banned, and none is
+        new("many", [1, 2], stops=range(40, 0, -1)),  # more than fit: the host finds the others
         new("held", [1, 2], params=SamplingParams(min_tokens=3), stops=[5, 4, 3]),
+        new("free", [1, 2]),
     )
-    assert batch.num_banned[:2].tolist() == [0, 3]
-    assert batch.banned[1, :3].tolist() == [3, 4, 5]
-    assert batch.banned_until[1] == 5
+    assert batch.num_stops[:3].tolist() == [SampleInputs.MAX_STOPS, 3, 0]
+    assert batch.stops[0].tolist() == list(range(1, 1 + SampleInputs.MAX_STOPS))
+    assert batch.stops[1, :3].tolist() == [3, 4, 5]
+    assert batch.banned_until[:3].tolist() == [2, 5, 2]
 
 
 @pytest.mark.parametrize(("top_k", "stored"), [(-1, 0), (0, 0), (5, 5), (2**40, 2**31 - 1)])

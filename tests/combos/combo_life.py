@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import zlib
+import unittest.mock
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from combo_jobs import MAX_MODEL_LEN, Job
 
@@ -19,6 +21,9 @@ from noria.engine.admission import Admission
 from noria.engine.core import EngineCore
 from noria.engine.request import FinishReason, Request, RequestStatus
 from noria.engine.startup import start
+from noria.runner import runner as runner_module
+from noria.step.decode import NOT_SAMPLED, DecodeProgram
+from noria.step.programs import StepPrograms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,18 +34,44 @@ class Answer:
     stop_reason: int | str | None
 
 
+@jax.jit
+def checksums(hidden: jax.Array) -> jax.Array:
+    """[R, E] -> [R] int32: sums of the bits, weighted by odd numbers, so that each bit and its place count. Integers
+    add up to the same in any order and in any program."""
+    bits = jax.lax.bitcast_convert_type(hidden, jnp.dtype(f"uint{8 * hidden.dtype.itemsize}")).astype(jnp.uint32)
+    weights = jnp.arange(hidden.shape[1], dtype=jnp.uint32) * jnp.uint32(2 * 0x9E3779B1 % 2**32) + jnp.uint32(1)
+    return jax.lax.bitcast_convert_type(jnp.sum(bits * weights, axis=1, dtype=jnp.uint32), jnp.int32)
+
+
+class WatchedDecode(DecodeProgram):
+    """Keeps the checksums of the hidden states of every pass: behind the tokens, which get twice the room."""
+
+    def __init__(self, steps: StepPrograms, max_steps: int) -> None:
+        super().__init__(steps, 2 * max_steps)
+
+    def _sample(self, weights: Any, hidden: jax.Array, inputs: Any, burst: Any) -> Any:
+        after = super()._sample(weights, hidden, inputs, burst)
+        sums = jnp.where(burst.alive, checksums(hidden), NOT_SAMPLED)
+        return dataclasses.replace(after, tokens=after.tokens.at[self.max_steps // 2 + burst.step].set(sums))
+
+
 class InFlight:
     """The runner, with a look at every step while it is on the device and the host does not know its result."""
 
-    def __init__(self, runner: Any, meanwhile: Callable[[StepInputs, Any], None]) -> None:
+    def __init__(self, runner: Any, meanwhile: Callable[[StepInputs, np.ndarray, np.ndarray], None]) -> None:
         self._runner = runner
         self._meanwhile = meanwhile
         self.execute_model = runner.execute_model
 
     def sample_tokens(self) -> Any:
-        executed = self._runner._executed  # step inputs and hidden states
+        inputs, outputs = self._runner._executed
         sampled = self._runner.sample_tokens()
-        self._meanwhile(*executed)
+        if inputs.is_burst:
+            tokens, sums = np.split(np.asarray(outputs), 2)
+            sampled = dataclasses.replace(sampled, token_ids=tokens)
+        else:
+            tokens, sums = np.zeros((1, len(outputs)), int), np.asarray(checksums(outputs))[None]
+        self._meanwhile(inputs, sums, tokens != NOT_SAMPLED)
         return sampled
 
 
@@ -50,7 +81,8 @@ class Rig:
     def __init__(self, model: Path, compile_cache_dir: str, **options: Any) -> None:
         fixed = {"skip_tokenizer_init": True, "load_format": "dummy", "seed": 7, "max_model_len": MAX_MODEL_LEN}
         given = {"dtype": "float32", "strict_compile": True, "compile_cache_dir": compile_cache_dir} | options
-        engine = start(EngineConfig.from_options(model=str(model), **fixed, **given))
+        with unittest.mock.patch.object(runner_module, "DecodeProgram", WatchedDecode):
+            engine = start(EngineConfig.from_options(model=str(model), **fixed, **given))
         self.core: EngineCore = engine.core
         self.scheduler = engine.core.scheduler
         self.runner = engine.core.runner
@@ -62,6 +94,7 @@ class Rig:
             eos_token_ids=engine.eos_token_ids,
             seed=0,
         )
+        self.num_bursts = 0
         self._action: Callable[[], None] | None = None
         self._by_id: dict[str, Request] = {}
         self._states: dict[Request, list[int]] = {}
@@ -103,11 +136,12 @@ class Rig:
             assert request.output_token_ids[-len(token_ids) :] == token_ids
         self.scheduler.check_integrity()
 
-    def _meanwhile(self, inputs: StepInputs, hidden: Any) -> None:
-        hidden = np.asarray(hidden)
+    def _meanwhile(self, inputs: StepInputs, sums: np.ndarray, passes: np.ndarray) -> None:
+        """sums, passes: [passes, rows] checksums, and whether they have a meaning."""
         for index in np.flatnonzero(inputs.samples):
             request_id = self.runner.batch.request_ids[inputs.rows[index]]
-            self._states[self._by_id[request_id]].append(zlib.crc32(hidden[index].tobytes()))
+            self._states[self._by_id[request_id]] += sums[passes[:, index], index].tolist()
+        self.num_bursts += inputs.is_burst
         if self._action is not None:
             self._action()
 
@@ -156,6 +190,7 @@ class Life:
         for _, requests in self.done:
             self.seen["preempted"] += sum(request.num_preemptions for request in requests)
             self.seen["cached tokens"] += sum(request.num_cached_tokens for request in requests)
+        self.seen["bursts"] = self.rig.num_bursts
         self.rig.check_idle()
 
     def _arrive(self, name: str | None = None) -> None:

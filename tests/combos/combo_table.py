@@ -63,6 +63,11 @@ AXES: dict[str, tuple[Setting, ...]] = {
         Setting("ahead", {"async_scheduling": True}, quick=True),
         Setting("plain", {"async_scheduling": False}, quick=True),
     ),
+    "bursts": (
+        Setting("step-by-step", must_not_see=("bursts",), quick=True),
+        Setting("burst4", {"num_scheduler_steps": 4}, must_see=("bursts",), quick=True),
+        Setting("burst7", {"num_scheduler_steps": 7}, must_see=("bursts",)),
+    ),
     "block": tuple(Setting(f"block{size}", {"block_size": size}, quick=size == 16) for size in (16, 8, 32)),
     "cache": tuple(
         Setting(f"kv-{dtype}", numerics={"kv_cache_dtype": dtype}, quick=dtype == "auto")

@@ -1,6 +1,6 @@
 """The promise that everything else rests on: an answer depends on nothing but the request.
 
-Two hundred random requests live together in an engine with a small cache: they arrive in bursts, are computed in
+Two hundred random requests live together in an engine with a small cache: they arrive in crowds, are computed in
 chunks, find prefixes in the cache, are preempted and resumed, and some are given up, also while a step is on the
 device. Every answer must equal, token for token, that of the same request alone in an engine with other buckets,
 another budget, and no prefix cache, and so must, to the last bit, the hidden states that the tokens were sampled from:

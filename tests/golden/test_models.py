@@ -145,6 +145,14 @@ def test_greedy_tokens_of_the_engine(case: ModelCase, compile_cache_dir: str):
         assert greedy(llm, case) == [p.continuation.token_ids for p in case.prompts]
 
 
+@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.slow), "gemma3"])
+def test_greedy_tokens_in_bursts(name: str, compile_cache_dir: str):
+    case = CASES[name]
+    with engine(case, compile_cache_dir, num_scheduler_steps=8) as llm:
+        assert greedy(llm, case) == [p.continuation.token_ids for p in case.prompts]
+        assert llm.stats.steps < 20  # one by one they are more than 32
+
+
 # Root mean square of what a narrower dtype does to the logits, whose standard deviation is 1.5. The lower bounds show
 # that the cache really is as narrow as it was asked to be.
 CACHE_NOISE = {

@@ -51,8 +51,9 @@ class World:
         fill = lambda leaf: nan.view(leaf.dtype) if leaf.dtype.itemsize == nan.itemsize else 1
         self.cache = jax.tree.map(lambda leaf: np.full(leaf.shape, fill(leaf), leaf.dtype), spec)
 
-    def batch(self, spans, num_tokens, num_rows):
-        """spans: per row (sequence, first, end) to compute now, decode rows (one token) first."""
+    def batch(self, spans, num_tokens, num_rows, ended=()):
+        """spans: per row (sequence, first, end) to compute now, decode rows (one token) first. ended: decode rows that
+        have become padding."""
         tokens = [(row, position) for row, (_, first, end) in enumerate(spans) for position in range(first, end)]
         rows = np.full(num_tokens, num_rows, np.int32)
         positions = np.zeros(num_tokens, np.int32)
@@ -65,18 +66,20 @@ class World:
         lens[: len(spans)] = [end for _, _, end in spans]
         table = np.zeros((1, num_rows, MAX_BLOCKS), np.int32)
         table[0, : len(spans)] = self.tables[[sequence for sequence, _, _ in spans]]
+        for row in ended:
+            rows[start[row]], positions[start[row]], lens[row] = num_rows, 0, 0
         decodes = sum(count == 1 for count in counts)
         assert all(count == 1 for count in counts[:decodes])
         arrays = (rows, positions, start, lens, table, np.array([decodes, decodes, len(spans)], np.int32))
         return RaggedBatch(*arrays)
 
-    def run(self, op, spans, num_tokens=64, num_rows=16, layer=None, **options):
+    def run(self, op, spans, num_tokens=64, num_rows=16, layer=None, ended=(), **options):
         options.setdefault("scale", 0.2)
         gather = lambda parts: np.concatenate(
             [parts[s][first:end] for s, first, end in spans]
             + [np.ones((num_tokens - sum(e - f for _, f, e in spans), *parts[0].shape[1:]), self.dtype)]
         )
-        batch = self.batch(spans, num_tokens, num_rows)
+        batch = self.batch(spans, num_tokens, num_rows, ended)
         layer = layer or address()
         call = compiled(op, **options)
         out, self.cache = call(gather(self.q), gather(self.k), gather(self.v), self.cache, batch, layer)
@@ -187,3 +190,27 @@ def test_writes_touch_only_their_own_slots_and_the_null_block():
     expected = {(int(world.tables[2, 0]), 0)} | {(int(world.tables[4, 0]), slot) for slot in range(12)}
     assert blocks - expected == {(0, 0)}  # padding
     assert expected <= blocks
+
+
+@pytest.mark.parametrize("backend", [name for name, _ in BACKENDS])
+@pytest.mark.parametrize("ended", [(0,), (1, 3), (4,), (0, 1, 2, 3, 4)])
+def test_a_decode_row_that_has_ended_is_padding(backend, ended):
+    """Wherever it stands: the others get the same bits, and its place in the cache keeps what it has."""
+    op, lengths = choose(backend), [150, 17, 1, 133, 40]
+    spans = [(sequence, n - 1, n) for sequence, n in enumerate(lengths)]
+    worlds = World(lengths), World(lengths)
+    for world in worlds:
+        for sequence, n in enumerate(lengths):
+            if n > 1:
+                world.run(choose("reference"), [(sequence, 0, n - 1)], num_tokens=256)
+    before = np.asarray(worlds[1].cache.data)
+    full = worlds[0].run(op, spans, num_tokens=8, num_rows=8)
+    part = worlds[1].run(op, spans, num_tokens=8, num_rows=8, ended=ended)
+    for row in set(range(len(lengths))) - set(ended):
+        np.testing.assert_array_equal(part[row], full[row])
+    place = lambda n, row: (NUM_BLOCKS + worlds[1].tables[row, (n - 1) // BLOCK], (n - 1) % BLOCK)
+    for row, n in enumerate(lengths):
+        after = np.asarray(worlds[1 if row in ended else 0].cache.data)[place(n, row)]
+        assert np.isfinite(after).all() == (row not in ended)
+        if row in ended:
+            np.testing.assert_array_equal(after, before[place(n, row)])

@@ -39,11 +39,24 @@ class Sizes:
         blocks = -(-self.config.max_model_len // self.config.block_size)
         return BatchShape(self.buckets.requests[-1], self.num_groups, blocks)
 
-    def captured(self) -> tuple[dict[int, StepInputs], dict[int, StepInputs]]:
-        """The made-up steps by token bucket and by request bucket."""
-        config = self.config
-        steps = list(made_up_steps(self.shape, self.buckets, config.max_model_len, config.max_num_batched_tokens))
-        return {step.num_tokens: step for step in steps}, {step.num_rows: step for step in steps}
+    def made_up(self) -> list[StepInputs]:
+        c = self.config
+        limits = (c.max_model_len, c.max_num_batched_tokens, c.num_scheduler_steps)
+        return list(made_up_steps(self.shape, self.buckets, *limits))
+
+    def captured(self) -> dict[tuple[str, int], StepInputs]:
+        """The made-up steps by the program that they are for."""
+        programs = {}
+        for step in self.made_up():
+            programs |= {key: step for key, _ in programs_of(step)}
+        return programs
+
+
+def programs_of(step: StepInputs) -> list[tuple[tuple[str, int], tuple[np.ndarray, ...]]]:
+    """The programs that a step needs, and the buffers that they see."""
+    if step.is_burst:
+        return [(("decode", step.num_rows), (step.forward, step.sample))]
+    return [(("forward", step.num_tokens), (step.forward,)), (("sample", step.num_rows), (step.sample,))]
 
 
 def sizes_of(num_groups: int = 1, **options) -> Sizes:
@@ -61,16 +74,16 @@ def random_sizes(draw: st.DrawFn) -> Sizes:
         token_bucket_gap=draw(st.sampled_from([0, 0, 8, 16, 48])),
         extra_token_buckets=tuple(draw(st.lists(st.integers(2, 200), max_size=3))),
         block_size=draw(st.sampled_from([4, 16])),
+        num_scheduler_steps=draw(st.sampled_from([1, 2, 7])),
     )
 
 
-def assert_captured(step: StepInputs, by_tokens: dict[int, StepInputs], by_rows: dict[int, StepInputs]) -> None:
-    """The step needs the programs of its two buckets; they see nothing but shape and dtype of the two buffers."""
-    for mine, made_up in (
-        (step.forward, by_tokens[step.num_tokens].forward),
-        (step.sample, by_rows[step.num_rows].sample),
-    ):
-        assert (mine.shape, mine.dtype) == (made_up.shape, made_up.dtype)
+def assert_captured(step: StepInputs, captured: dict[tuple[str, int], StepInputs]) -> None:
+    """The programs see nothing but shape and dtype of their buffers."""
+    for key, buffers in programs_of(step):
+        made_up = dict(programs_of(captured[key]))[key]
+        for mine, other in zip(buffers, made_up, strict=True):
+            assert (mine.shape, mine.dtype) == (other.shape, other.dtype)
 
 
 @pytest.mark.parametrize(
@@ -89,15 +102,18 @@ def assert_captured(step: StepInputs, by_tokens: dict[int, StepInputs], by_rows:
 )
 def test_every_bucket_is_captured(options: dict, tokens: list[int], requests: list[int]) -> None:
     sizes = sizes_of(**options)
-    by_tokens, by_rows = sizes.captured()
-    assert sorted(by_tokens) == list(sizes.buckets.tokens) == tokens
-    assert sorted(by_rows) == list(sizes.buckets.requests) == requests
+    assert list(sizes.buckets.tokens) == tokens
+    assert list(sizes.buckets.requests) == requests
+    expected = {("forward", size) for size in tokens} | {("sample", size) for size in requests}
+    assert sizes.captured().keys() == expected
+    bursts = sizes_of(**options, num_scheduler_steps=2)
+    assert bursts.captured().keys() == expected | {("decode", size) for size in requests}
 
 
 def test_a_program_is_captured_once() -> None:
     """One step for each token bucket and one for each request bucket; the sampler steps share the forward programs."""
     sizes = sizes_of(max_model_len=64, max_num_seqs=20, max_num_batched_tokens=100)
-    steps = list(made_up_steps(sizes.shape, sizes.buckets, 64, 100))
+    steps = sizes.made_up()
     assert [step.num_tokens for step in steps[:4]] == [16, 32, 64, 128]
     assert [step.num_rows for step in steps[4:]] == [8, 16, 20]
     assert len(steps) == 7
@@ -107,9 +123,8 @@ def test_a_program_is_captured_once() -> None:
 @settings(max_examples=50)
 def test_made_up_steps_touch_nothing(sizes: Sizes) -> None:
     """Should one run, it writes to null blocks only."""
-    by_tokens, by_rows = sizes.captured()
     shape = sizes.shape
-    for step in (*by_tokens.values(), *by_rows.values()):
+    for step in sizes.made_up():
         num_tables = shape.num_groups * shape.num_rows * shape.num_blocks
         tables = step.forward[-3 - num_tables : -3]
         assert not tables.any()
@@ -151,7 +166,7 @@ def test_no_step_within_the_budget_misses(sizes: Sizes, data: st.DataObject) -> 
         )
     schedule = Schedule(new_requests=tuple(requests), num_scheduled_tokens=counts)
     batch.apply(schedule)
-    assert_captured(pack(schedule, batch, sizes.buckets), *sizes.captured())
+    assert_captured(pack(schedule, batch, sizes.buckets), sizes.captured())
 
 
 @given(random_sizes(), st.integers(0, 2**32))
@@ -168,6 +183,7 @@ def test_no_step_of_the_scheduler_misses(sizes: Sizes, seed: int) -> None:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len,
+        num_scheduler_steps=config.num_scheduler_steps,
     )
     for name in range(2 * config.max_num_seqs + 1):
         prompt = [rng.randrange(3)] * rng.randint(1, config.max_model_len - 1)
@@ -177,12 +193,13 @@ def test_no_step_of_the_scheduler_misses(sizes: Sizes, seed: int) -> None:
         schedule = scheduler.schedule()
         batch.apply(schedule)
         step = pack(schedule, batch, sizes.buckets)
-        assert_captured(step, *captured)
+        assert_captured(step, captured)
         scheduler.update(schedule, run(batch, step))
 
 
 def run(batch: PersistentBatch, step: StepInputs) -> StepResult:
-    rows = step.rows[step.samples]
+    rows, steps = step.rows[step.samples], step.steps[step.samples]
     names = [batch.request_ids[row] or "" for row in rows]
-    batch.fulfil(batch.expect(rows, np.flatnonzero(step.samples)), np.full(len(rows), 5))
-    return StepResult({name: [5] for name in names})
+    expected = batch.expect(rows, np.flatnonzero(step.samples), steps)
+    batch.fulfil(expected, np.full((steps.max(initial=1), len(rows)), 5))
+    return StepResult({name: [5] * count for name, count in zip(names, steps.tolist())})

@@ -11,6 +11,7 @@ from noria.batch.persistent import PersistentBatch
 from noria.config import SamplingParams
 from noria.runner.runner import SampledTokens
 from noria.scheduler.schedule import CachedRequest, NewRequest, Schedule
+from noria.step.decode import NOT_SAMPLED
 
 
 def new(request_id: str, token_ids: list[int]) -> NewRequest:
@@ -18,14 +19,15 @@ def new(request_id: str, token_ids: list[int]) -> NewRequest:
     return NewRequest(request_id, token_ids, SamplingParams(), frozenset(), 0, count, 0, ([1],))
 
 
-def step_of(batch: PersistentBatch, **counts: int) -> StepInputs:
-    return pack(Schedule(num_scheduled_tokens=counts), batch, Buckets((16,), (4,)))
+def step_of(batch: PersistentBatch, num_steps: int = 1, **counts: int) -> StepInputs:
+    return pack(Schedule(num_scheduled_tokens=counts, num_steps=num_steps), batch, Buckets((16,), (4,)))
 
 
-def sampled(batch: PersistentBatch, step: StepInputs, tokens: list[int]) -> SampledTokens:
+def sampled(batch: PersistentBatch, step: StepInputs, tokens: list) -> SampledTokens:
+    """tokens: of all rows of the step; of a burst a list of such lists."""
     names = tuple(batch.request_ids[row] or "" for row in step.rows)
     sources = np.flatnonzero(step.samples)
-    expected = batch.expect(step.rows[sources], sources)
+    expected = batch.expect(step.rows[sources], sources, step.steps[sources])
     return SampledTokens(batch, names, sources, expected, np.array(tokens, np.int32))
 
 
@@ -86,3 +88,26 @@ def test_nor_a_request_that_was_preempted_and_came_back() -> None:
     assert batch.row("a") == 0
     late.result()
     assert batch.num_tokens[0] == 3
+
+
+def test_the_tokens_of_a_burst() -> None:
+    batch = make_batch()
+    batch.apply(Schedule(cached_requests=(CachedRequest("a", 2, ([],)), CachedRequest("c", 1, ([],)))))
+    step = step_of(batch, 3, a=3, b=2, c=3)
+    none = NOT_SAMPLED
+    result = sampled(batch, step, [[10, 20, 30, none], [11, 21, none, none], [12, none, none, none]]).result()
+    assert result.sampled_token_ids == {"a": [10, 11, 12], "b": [20, 21], "c": [30]}  # the first one ended "c"
+    assert batch.num_tokens[:3].tolist() == [6, 3, 5]
+    assert batch.token_ids[0, :6].tolist() == [1, 2, 3, 10, 11, 12]
+    assert batch.token_ids[1, :4].tolist() == [4, 20, 21, 0]
+    assert batch.token_ids[2, :3].tolist() == [5, 6, 30]
+
+
+def test_a_late_burst_does_not_reach_the_next_request_of_its_row() -> None:
+    batch = make_batch()
+    batch.apply(Schedule(cached_requests=(CachedRequest("a", 2, ([],)),)))
+    late = sampled(batch, step_of(batch, 2, a=2, b=2), [[10, 20, 0, 0], [11, 21, 0, 0]])
+    batch.apply(Schedule(new_requests=(new("d", [7, 8]),), finished_ids=("a",)))
+    assert late.result().sampled_token_ids == {"a": [10, 11], "b": [20, 21]}
+    assert batch.token_ids[0, :5].tolist() == [7, 8, 3, 0, 0]
+    assert batch.token_ids[1, :3].tolist() == [4, 20, 21]

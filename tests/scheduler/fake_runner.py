@@ -37,6 +37,8 @@ class Row:
     key: int
     token_ids: list[int]
     tables: list[list[int]] | None  # None while preempted
+    stops: frozenset[int] = frozenset()
+    over: bool = False  # a stop token was sampled: what comes after it means nothing
     contents: list[bytes] = field(default_factory=list)
 
     def right(self) -> list[bytes]:
@@ -48,28 +50,53 @@ class Row:
 
 
 class FakeRunner:
-    def __init__(self, layout: CacheLayout, num_blocks: int, block_size: int) -> None:
+    def __init__(self, layout: CacheLayout, num_blocks: int, block_size: int, knows_stops: bool = True) -> None:
+        """knows_stops: whether it ends bursts at stop tokens, or leaves that to the host."""
         self.layout = layout
+        self.knows_stops = knows_stops
+        self.num_passes = 0
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.rows: dict[str, Row] = {}
         self.cache: dict[tuple[int, int], tuple[int, bytes]] = {}  # (block, offset) -> (group, content)
 
     def step(self, schedule: Schedule) -> StepResult:
-        computed = self._apply(schedule)
-        assert computed.keys() == schedule.num_scheduled_tokens.keys()
-        spans = {
-            request_id: range(start, start + schedule.num_scheduled_tokens[request_id])
-            for request_id, start in computed.items()
+        computed, counts = self._apply(schedule), schedule.num_scheduled_tokens
+        assert computed.keys() == counts.keys()
+        if not schedule.is_burst:
+            self.num_passes += 1
+            return StepResult(self._pass({name: range(at, at + counts[name]) for name, at in computed.items()}))
+        assert max(counts.values()) == schedule.num_steps
+        sampled: dict[str, list[int]] = {name: [] for name in computed}
+        for index in range(schedule.num_steps):
+            alive = [name for name in computed if index < counts[name] and not self._is_over(name)]
+            self.num_passes += bool(alive)
+            news = self._pass({name: range(computed[name] + index, computed[name] + index + 1) for name in alive})
+            assert news.keys() == set(alive), "a row of a burst did not decode"
+            for name, tokens in news.items():
+                sampled[name] += tokens
+        return StepResult(sampled)
+
+    def _is_over(self, request_id: str) -> bool:
+        return self.knows_stops and self.rows[request_id].over
+
+    def _pass(self, spans: dict[str, range]) -> dict[str, list[int]]:
+        """One forward pass over positions of the requests; returns what it samples."""
+        # Planned before the host knew that a stop token would end a burst early: nobody will ask for what comes of it.
+        lost = {
+            name for name, span in spans.items() if self._is_over(name) and span.stop > len(self.rows[name].token_ids)
         }
         # What was computed before must be there before this step writes: no reading of blocks that are in the making.
-        for request_id, span in spans.items():
-            self._check_reads(request_id, span.start, span.start)
+        for request_id in spans.keys() - lost:
+            self._check_reads(request_id, spans[request_id].start, spans[request_id].start)
         written: set[tuple[int, int]] = set()
         for request_id, span in spans.items():
-            self._write(request_id, span, written)
+            self._write(request_id, span, written, request_id in lost)
         sampled = {}
         for request_id, span in spans.items():
+            if request_id in lost:
+                sampled[request_id] = [VOCABULARY]
+                continue
             for position in span:
                 self._check_reads(request_id, position, position + 1)
             row = self.rows[request_id]
@@ -78,7 +105,8 @@ class FakeRunner:
                 block = row.tables[0][(span.stop - 1) // self.block_size]
                 sampled[request_id] = [sample(self.cache[block, (span.stop - 1) % self.block_size][1])]
                 row.token_ids.append(sampled[request_id][0])
-        return StepResult(sampled)
+                row.over |= sampled[request_id][0] in row.stops
+        return sampled
 
     def _apply(self, schedule: Schedule) -> dict[str, int]:
         """Finished, preempted, new, cached; returns the computed tokens of the scheduled requests."""
@@ -91,7 +119,8 @@ class FakeRunner:
         for new in schedule.new_requests:
             assert new.request_id not in self.rows
             assert 0 < new.num_prompt_tokens <= len(new.token_ids)
-            self.rows[new.request_id] = Row(new.key, list(new.token_ids), self._tables(new.block_ids))
+            tables = self._tables(new.block_ids)
+            self.rows[new.request_id] = Row(new.key, list(new.token_ids), tables, new.stop_token_ids)
             computed[new.request_id] = new.num_computed_tokens
         for cached in schedule.cached_requests:
             row = self.rows[cached.request_id]
@@ -114,11 +143,11 @@ class FakeRunner:
         assert all(0 <= block < self.num_blocks for blocks in block_ids for block in blocks)
         return [list(blocks) for blocks in block_ids]
 
-    def _write(self, request_id: str, span: range, written: set[tuple[int, int]]) -> None:
+    def _write(self, request_id: str, span: range, written: set[tuple[int, int]], lost: bool) -> None:
         row = self.rows[request_id]
         assert row.tables is not None
         assert len(span) > 0
-        assert span.stop <= len(row.token_ids)
+        assert lost or span.stop <= len(row.token_ids)
         right = row.right()
         for group, table in enumerate(row.tables):
             for position in span:
@@ -126,7 +155,7 @@ class FakeRunner:
                 assert place[0] != 0, "a token would be written to the null block"
                 assert place not in written, "two tokens would be written to one place"
                 written.add(place)
-                self.cache[place] = (group, right[position])
+                self.cache[place] = (group, b"" if lost else right[position])
 
     def _check_reads(self, request_id: str, position: int, stop: int) -> None:
         """That the query at `position` finds the right content before `stop`, as far as it sees."""

@@ -24,6 +24,12 @@ from noria.scheduler.scheduler import Scheduler
 MAX_MODEL_LEN = 40
 
 
+def until_the_end(request: Request, sampled: list[int]) -> list[int]:
+    """Those of a step's tokens that the request takes."""
+    stop = next((i for i, token_id in enumerate(sampled) if token_id in request.stop_token_ids), len(sampled))
+    return sampled[: stop + 1]
+
+
 def most_tokens(request: Request) -> int:
     """Prompt and output of a request that no stop token ends."""
     return min(request.num_prompt_tokens + (request.sampling_params.max_tokens or 0), MAX_MODEL_LEN)
@@ -34,6 +40,13 @@ class Flight:
     schedule: Schedule
     requests: dict[str, Request]  # of its ids
     result: StepResult
+
+    def due(self, request: Request) -> int:
+        """Tokens that the step samples for the request, as far as the host knows."""
+        name = request.request_id
+        if self.requests.get(name) is not request or name not in self.result.sampled_token_ids:
+            return 0
+        return self.schedule.num_scheduled_tokens[name] if self.schedule.is_burst else 1
 
 
 class Life:
@@ -48,8 +61,10 @@ class Life:
         caching: bool,
         policy: Policy,
         ahead: bool,
+        burst: int,
+        knows_stops: bool,
     ) -> None:
-        """The pool holds one longest request and `spare` blocks."""
+        """The pool holds one longest request and `spare` blocks. burst: num_scheduler_steps."""
         layout = plan_layout(windows)
         num_blocks = blocks_for_request(layout, MAX_MODEL_LEN, block_size, budget) + 1 + spare
         self.cache = PagedCache(layout, num_blocks, block_size, enable_prefix_caching=caching)
@@ -59,11 +74,12 @@ class Life:
             max_num_batched_tokens=budget,
             max_model_len=MAX_MODEL_LEN,
             policy=policy,
+            num_scheduler_steps=burst,
         )
         self.order = order_key(policy)
-        self.max_num_seqs, self.budget = max_num_seqs, budget
+        self.max_num_seqs, self.budget, self.burst = max_num_seqs, budget, burst
         self.most_in_flight = 2 if ahead else 1
-        self.runner = FakeRunner(layout, num_blocks, block_size)
+        self.runner = FakeRunner(layout, num_blocks, block_size, knows_stops)
         self.all: list[Request] = []
         self.in_flight: deque[Flight] = deque()
         self.must_report = False  # nobody can advance before that
@@ -80,8 +96,7 @@ class Life:
 
     def sampling(self, request: Request) -> int:
         """Tokens that the steps in flight sample for the request."""
-        name = request.request_id
-        return sum(f.requests.get(name) is request and name in f.result.sampled_token_ids for f in self.in_flight)
+        return sum(flight.due(request) for flight in self.in_flight)
 
     def submit(
         self, prompt: list[int], max_tokens: int, salt: str | None, priority: int, name: int, stops: frozenset[int]
@@ -150,7 +165,8 @@ class Life:
         preempted: list[Request],
     ) -> None:
         tokens = schedule.num_scheduled_tokens
-        assert sum(tokens.values()) <= self.budget
+        in_a_pass = len(tokens) if schedule.is_burst else sum(tokens.values())
+        assert in_a_pass <= self.budget
         assert all(count >= 1 for count in tokens.values())
         assert tokens.keys() <= live.keys() - done
         running = [request for request in live.values() if request.status is RequestStatus.RUNNING]
@@ -160,7 +176,7 @@ class Life:
         if live:
             first = min(running, key=self.order).request_id
             assert (first in tokens) != (first in done)
-        if sum(tokens.values()) < self.budget:
+        if in_a_pass < self.budget or schedule.is_burst:
             assert {request.request_id for request in running} == tokens.keys() | done - {
                 request.request_id for request in preempted
             }
@@ -172,8 +188,26 @@ class Life:
         assert not (preempted and admitted)
         left = [live[name] for name in waiting_before - tokens.keys()]
         assert all(self.order(a) < self.order(w) for a in admitted for w in left)
+        if schedule.is_burst:
+            self.check_burst(schedule, running, waiting=bool(left))
         # The last token is nobody's input.
         assert all(live[name].num_computed_tokens < most_tokens(live[name]) for name in tokens)
+
+    def check_burst(self, schedule: Schedule, running: list[Request], waiting: bool) -> None:
+        """Everybody who runs decodes (the runner checks that), or ends with a token in flight."""
+        tokens = schedule.num_scheduled_tokens
+        assert 1 < max(tokens.values()) == schedule.num_steps <= self.burst
+        assert not schedule.new_requests
+        assert not any(cached.resumed for cached in schedule.cached_requests)
+        for request in running:
+            if request.request_id in tokens:
+                ends = request.num_computed_tokens + 1 == most_tokens(request)
+                assert tokens[request.request_id] == schedule.num_steps or ends
+                assert tokens[request.request_id] == schedule.num_steps or not waiting
+        self.seen["burst"] += 1
+        self.seen["burst of unequal ones"] += len(set(tokens.values())) > 1
+        self.seen["shorter burst"] += schedule.num_steps < self.burst
+        self.seen["burst while others wait"] += waiting
 
     def report(self) -> None:
         """Of the oldest step in flight."""
@@ -183,7 +217,12 @@ class Life:
         due = {name: request for name, request in flight.requests.items() if name in sampled}
         was_preempted = {name for name, request in due.items() if request.status is RequestStatus.PREEMPTED}
         self.seen["dropped"] += sum(request.is_finished for request in due.values())
-        expected = [(request, sampled[name]) for name, request in due.items() if not request.is_finished]
+        expected = [
+            (request, until_the_end(request, sampled[name])) for name, request in due.items() if not request.is_finished
+        ]
+        self.seen["burst cut"] += flight.schedule.is_burst and any(
+            len(taken) < flight.due(request) for request, taken in expected
+        )
         assert self.scheduler.update(flight.schedule, flight.result) == expected
         for request, new in expected:
             assert request.output_token_ids[-len(new) :] == new

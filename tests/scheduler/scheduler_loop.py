@@ -30,6 +30,8 @@ class Loop:
         max_model_len: int = 64,
         caching: bool = True,
         policy: Policy = "fcfs",
+        num_scheduler_steps: int = 1,
+        knows_stops: bool = True,
     ) -> None:
         layout = plan_layout(windows)
         self.cache = PagedCache(layout, num_blocks, BLOCK_SIZE, enable_prefix_caching=caching)
@@ -39,8 +41,9 @@ class Loop:
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,
             policy=policy,
+            num_scheduler_steps=num_scheduler_steps,
         )
-        self.runner = FakeRunner(layout, num_blocks, BLOCK_SIZE)
+        self.runner = FakeRunner(layout, num_blocks, BLOCK_SIZE, knows_stops)
         self.in_flight: deque[tuple[Schedule, StepResult]] = deque()
 
     def add(

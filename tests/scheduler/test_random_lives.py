@@ -1,5 +1,5 @@
-"""Random lives of a scheduler: bursts, follow-ups, aborts at any moment, re-used ids, small pools, mixed groups; with
-the plain loop and with one that runs a step ahead.
+"""Random lives of a scheduler: crowds, follow-ups, aborts at any moment, re-used ids, small pools, mixed groups; with
+the plain loop and with one that runs a step ahead, step by step and in bursts.
 
 Once with hypothesis, which finds the smallest example of what goes wrong, and once with long dense seeded lives.
 """
@@ -37,6 +37,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "caching": st.booleans(),
                 "policy": st.sampled_from(["fcfs", "priority"]),
                 "ahead": st.booleans(),
+                "burst": st.sampled_from([1, 1, 2, 5, 16]),
+                "knows_stops": st.booleans(),
             }
         )
     )
@@ -126,7 +128,8 @@ def random_request(rng: random.Random, life: Life, name: int) -> None:
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)
 @pytest.mark.parametrize(("caching", "policy"), [(True, "fcfs"), (False, "fcfs"), (True, "priority")])
 @pytest.mark.parametrize("ahead", [False, True], ids=["plain", "ahead"])
-def test_long_life(windows: list[int | None], caching: bool, policy: Policy, ahead: bool) -> None:
+@pytest.mark.parametrize("burst", [1, 6])
+def test_long_life(windows: list[int | None], caching: bool, policy: Policy, ahead: bool, burst: int) -> None:
     """150 requests, always a queue, over a pool that holds a few; some are aborted in flight and submitted again."""
     rng = random.Random(f"{windows} {caching} {policy}")
     life = Life(
@@ -138,6 +141,8 @@ def test_long_life(windows: list[int | None], caching: bool, policy: Policy, ahe
         caching=caching,
         policy=policy,
         ahead=ahead,
+        burst=burst,
+        knows_stops=caching,
     )
     while len(life.all) < 150:
         while len(life.live()) < rng.randint(4, 12):
@@ -154,9 +159,11 @@ def test_long_life(windows: list[int | None], caching: bool, policy: Policy, ahe
     assert life.seen["id again"] > 0
     assert (life.seen["new with hit"] > 5) == caching
     assert life.seen["dropped"] > 0
+    for what in ("burst", "shorter burst", "burst cut", "burst while others wait"):
+        assert (life.seen[what] > 0) == (burst > 1), what
     if windows != [1]:  # a request that needs one block at a time never gets in anybody's way
         assert life.seen["preempted"] > 2
         assert life.seen["resumed"] > 2
-        assert (life.seen["resumed with hit"] > 0) == caching
+        assert (life.seen["resumed with hit"] > 0) == caching or burst > 1
         assert (life.seen["preempted in flight"] > 0) == ahead
         assert (life.seen["kept"] > 0) == ahead

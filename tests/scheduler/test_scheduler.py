@@ -318,7 +318,7 @@ def test_what_is_reported_must_be_what_is_in_flight() -> None:
     schedule = loop.scheduler.schedule()
     with pytest.raises(RuntimeError, match="not the oldest in flight"):
         loop.scheduler.update(Schedule(num_scheduled_tokens={"a": 1}), StepResult({"a": [1]}))
-    with pytest.raises(RuntimeError, match="no token for request a"):
+    with pytest.raises(RuntimeError, match="0 tokens for request a, which was due for 1"):
         loop.scheduler.update(schedule, StepResult({}))
 
 

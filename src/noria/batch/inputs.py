@@ -93,16 +93,18 @@ class SampleInputs:
     top_k: Any  # int32; 0 for all
     key_low: Any  # int32 bits of the request's random key
     key_high: Any
-    position: Any  # int32: position of the token to be sampled
-    num_banned: Any  # int32: the first so many of `banned` may not be sampled
-    banned: Any  # int32 [rows, MAX_BANNED]: stop tokens while min_tokens is not reached
+    position: Any  # int32: position of the token to be sampled; in a burst of the first one
+    num_steps: Any  # int32: tokens to be sampled one after the other; 0 for padding rows
+    num_stops: Any  # int32: the first so many of `stops` count
+    banned_until: Any  # int32: the position at which stop tokens begin to be allowed, as min_tokens asks
+    stops: Any  # int32 [rows, MAX_STOPS]: stop tokens
 
     FLOATS: ClassVar[tuple[str, ...]] = ("temperature", "top_p", "min_p")
-    MAX_BANNED: ClassVar[int] = 16
+    MAX_STOPS: ClassVar[int] = 16
 
     @classmethod
     def shapes(cls, rows: int) -> Shapes:
-        return tuple((f.name, (rows, cls.MAX_BANNED) if f.name == "banned" else (rows,)) for f in fields(cls))
+        return tuple((f.name, (rows, cls.MAX_STOPS) if f.name == "stops" else (rows,)) for f in fields(cls))
 
     @classmethod
     def allocate(cls, rows: int) -> tuple[np.ndarray, SampleInputs]:

@@ -22,39 +22,44 @@ class StepInputs:
     num_rows: int  # request bucket
     rows: np.ndarray  # [n]: row of the persistent batch behind each row of the step
     samples: np.ndarray  # [n] bool: false where the prompt is still unfinished and the sampled token is dropped
+    steps: np.ndarray  # [n]: forward passes that each row takes part in; 1 but in a burst
+    is_burst: bool  # its token bucket is its request bucket
 
 
 def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepInputs:
     """Lays out one step of a batch to which the schedule has been applied.
 
     With scheduled tokens [2, 5, 3] the query starts are [0, 2, 7, 10], the offsets [0 1 0 1 2 3 4 0 1 2], and a token's
-    position is its request's computed tokens plus its offset.
+    position is its request's computed tokens plus its offset. Of a burst these are the inputs of the first pass.
     """
     scheduled = schedule.num_scheduled_tokens
     rows = np.fromiter((batch.row(request_id) for request_id in scheduled), np.int64, len(scheduled))
     counts = np.fromiter(scheduled.values(), np.int64, len(scheduled))
+    steps, counts = (counts, np.ones_like(counts)) if schedule.is_burst else (np.ones_like(counts), counts)
     # Decode rows first, each with one token (a last chunk of one token is a decode to the attention kernel).
     order = np.argsort(counts > 1, kind="stable")
     rows, counts = rows[order], counts[order]
     num_decodes = int(np.count_nonzero(counts == 1))
-    forward, num_tokens = _pack_forward(batch, buckets, rows, counts, num_decodes)
     num_rows = pick(buckets.requests, len(rows))
+    num_tokens = num_rows if schedule.is_burst else pick(buckets.tokens, int(counts.sum()))
+    forward = _pack_forward(batch, num_tokens, rows, counts, num_decodes)
     ends = batch.num_computed[rows] + counts
     return StepInputs(
         forward=forward,
-        sample=_pack_sample(batch, rows, ends, num_rows),
+        sample=_pack_sample(batch, rows, ends, steps, num_rows),
         num_tokens=num_tokens,
         num_rows=num_rows,
         rows=rows,
         samples=ends >= batch.num_tokens[rows],
+        steps=steps,
+        is_burst=schedule.is_burst,
     )
 
 
 def _pack_forward(
-    batch: PersistentBatch, buckets: Buckets, rows: np.ndarray, counts: np.ndarray, num_decodes: int
-) -> tuple[np.ndarray, int]:
+    batch: PersistentBatch, num_tokens: int, rows: np.ndarray, counts: np.ndarray, num_decodes: int
+) -> np.ndarray:
     n, total = len(rows), int(counts.sum())
-    num_tokens = pick(buckets.tokens, total)
     buffer, inputs = ForwardInputs.allocate(batch.shape, num_tokens)
     starts = np.concatenate([[0], np.cumsum(counts)])  # [n + 1]
     token_rows = np.repeat(np.arange(n), counts)  # [total]
@@ -73,15 +78,17 @@ def _pack_forward(
     widest = int(batch.num_blocks[:, rows].max(initial=0))
     inputs.block_tables[:, :n, :widest] = batch.block_tables[:, rows, :widest]
     inputs.distribution[:] = num_decodes, num_decodes, n
-    return buffer, num_tokens
+    return buffer
 
 
-def _pack_sample(batch: PersistentBatch, rows: np.ndarray, ends: np.ndarray, num_rows: int) -> np.ndarray:
+def _pack_sample(
+    batch: PersistentBatch, rows: np.ndarray, ends: np.ndarray, steps: np.ndarray, num_rows: int
+) -> np.ndarray:
     n = len(rows)
     buffer, inputs = SampleInputs.allocate(num_rows)
-    for name in ("temperature", "top_p", "min_p", "top_k", "banned"):
+    for name in ("temperature", "top_p", "min_p", "top_k", "num_stops", "banned_until", "stops"):
         getattr(inputs, name)[:n] = getattr(batch, name)[rows]
     inputs.key_low[:n], inputs.key_high[:n] = batch.key[rows].T
     inputs.position[:n] = ends
-    inputs.num_banned[:n] = np.where(ends < batch.banned_until[rows], batch.num_banned[rows], 0)
+    inputs.num_steps[:n] = steps
     return buffer

@@ -17,7 +17,7 @@ class _Remembered:
     """What a schedule says only once about a request."""
 
     sampling_params: SamplingParams
-    stop_token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]  # that the device is told
     key: int
     num_prompt_tokens: int
 
@@ -28,7 +28,8 @@ class Expectation:
 
     number: int  # counts up
     rows: np.ndarray
-    places: np.ndarray  # in the rows' token ids
+    places: np.ndarray  # in the rows' token ids, of the first one
+    counts: np.ndarray  # tokens, one after the other
     generations: np.ndarray
 
 
@@ -52,8 +53,8 @@ class PersistentBatch:
         self.min_p = np.zeros(rows, np.float32)
         self.top_k = np.zeros(rows, np.int32)
         self.key = np.zeros((rows, 2), np.int32)  # low and high half
-        self.banned = np.zeros((rows, SampleInputs.MAX_BANNED), np.int32)
-        self.num_banned = np.zeros(rows, np.int32)
+        self.stops = np.zeros((rows, SampleInputs.MAX_STOPS), np.int32)
+        self.num_stops = np.zeros(rows, np.int32)
         self.banned_until = np.zeros(rows, np.int32)  # number of tokens at which the ban ends
         # Where the row's newest token lies among the tokens of the step in flight; -1 when the host knows it.
         self.pending = np.full(rows, -1, np.int32)
@@ -87,24 +88,32 @@ class PersistentBatch:
         for cached in schedule.cached_requests:
             self._continue(cached)
 
-    def expect(self, rows: np.ndarray, sources: np.ndarray) -> Expectation:
-        """Makes room for tokens being sampled: row rows[i] gets token sources[i] of the step just dispatched."""
+    def expect(self, rows: np.ndarray, sources: np.ndarray, counts: np.ndarray) -> Expectation:
+        """Makes room for tokens being sampled: row rows[i] gets counts[i] tokens from row sources[i] of the step just
+        dispatched. Fewer may come to one that ends with them, and is not asked for any more."""
         places = self.num_tokens[rows]
-        self.num_tokens[rows] += 1
+        self.num_tokens[rows] += counts
         self.pending[:] = -1
         self.pending[rows] = sources
         self.num_expectations += 1
-        return Expectation(self.num_expectations, rows, places, self.generation[rows])
+        return Expectation(self.num_expectations, rows, places, counts, self.generation[rows])
 
     def fulfil(self, expected: Expectation, token_ids: np.ndarray) -> None:
-        """The host knows the tokens now. A row that was given to another request meanwhile is left alone."""
+        """The host knows the tokens now: token_ids [most tokens of a row, rows].
+
+        A row that was given to another request meanwhile is left alone.
+        """
         same = self.generation[expected.rows] == expected.generations
-        self.token_ids[expected.rows[same], expected.places[same]] = token_ids[same]
+        step, row = np.nonzero(same & (np.arange(len(token_ids))[:, None] < expected.counts))
+        self.token_ids[expected.rows[row], expected.places[row] + step] = token_ids[step, row]
         if expected.number == self.num_expectations:
             self.pending[:] = -1
 
     def _remember(self, new: NewRequest) -> None:
-        stops = tuple(sorted(new.stop_token_ids)) if new.sampling_params.min_tokens else ()
+        stops = tuple(sorted(new.stop_token_ids))
+        if not new.sampling_params.min_tokens:
+            # The device would only end a burst at them. Those that it does not know are found by the host afterwards.
+            stops = stops[: SampleInputs.MAX_STOPS]
         self._remembered[new.request_id] = _Remembered(new.sampling_params, stops, new.key, new.num_prompt_tokens)
 
     def _continue(self, cached: CachedRequest) -> None:
@@ -133,8 +142,8 @@ class PersistentBatch:
         self.temperature[row], self.top_p[row], self.min_p[row] = params.temperature, params.top_p, params.min_p
         self.top_k[row] = min(max(params.top_k, 0), 2**31 - 1)
         self.key[row] = np.array([kept.key & (2**64 - 1)], np.uint64).view(np.int32)
-        self.num_banned[row] = len(kept.stop_token_ids)
-        self.banned[row, : len(kept.stop_token_ids)] = kept.stop_token_ids
+        self.num_stops[row] = len(kept.stop_token_ids)
+        self.stops[row, : len(kept.stop_token_ids)] = kept.stop_token_ids
         self.banned_until[row] = kept.num_prompt_tokens + params.min_tokens
 
     def _extend_table(self, group: int, row: int, ids: list[int]) -> None:

@@ -9,6 +9,7 @@ wrote; for the same reason a block that a step in flight still reads may be give
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from noria.cache.block_pool import NULL_BLOCK, BlockPool
@@ -105,7 +106,7 @@ class PagedCache:
         """
         if request.request_id in self._tables:
             raise RuntimeError(f"request {request.request_id} has a block table already")
-        if self._blocks_to_take(request.num_tokens, hit, max_chunk) > self._pool.num_free:
+        if not self.has_room(request, hit, max_chunk):
             return None
         num_hit = hit.num_tokens // self.block_size
         for blocks in hit.block_ids:
@@ -125,6 +126,10 @@ class PagedCache:
             self._prefix_queries += request.num_tokens
             self._prefix_hits += hit.num_tokens
         return self.block_ids(request.request_id)
+
+    def has_room(self, request: Request, hit: PrefixHit, max_chunk: int) -> bool:
+        """Whether admit would take the request."""
+        return self._blocks_to_take(request.num_tokens, hit, max_chunk) <= self._pool.num_free
 
     def _blocks_to_take(self, num_tokens: int, hit: PrefixHit, max_chunk: int) -> int:
         """The most free blocks that the request will have taken by the time its `num_tokens` are computed.
@@ -147,13 +152,24 @@ class PagedCache:
         new block is needed: the number of blocks held is the same at its peak, and most steps cost nothing.
         """
         table = self._tables[request.request_id]
-        needed = -(-(request.num_computed_tokens + num_new_tokens) // self.block_size) - len(table.blocks[0])
+        needed = self._missing(table, request.num_computed_tokens + num_new_tokens)
         if needed <= 0:
             return self._nothing
         self._release_passed(table, request.num_computed_tokens)
         if needed * self.layout.num_groups > self._pool.num_free:
             return None
         return self._extend(table, needed)
+
+    def _missing(self, table: _Table, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size) - len(table.blocks[0])
+
+    def has_room_to_grow(self, growth: Iterable[tuple[Request, int]]) -> bool:
+        """Whether allocate would serve all these pairs of its arguments, whatever it can take back."""
+        needed = 0
+        for request, num_new_tokens in growth:
+            missing = self._missing(self._tables[request.request_id], request.num_computed_tokens + num_new_tokens)
+            needed += max(missing, 0)
+        return needed * self.layout.num_groups <= self._pool.num_free
 
     def _extend(self, table: _Table, count: int) -> BlockIds:
         """Appends `count` blocks to every group's list."""
@@ -182,11 +198,13 @@ class PagedCache:
         """Enters the blocks that `request.num_computed_tokens` fill into the prefix index (see the top of the file).
 
         Tokens may be computed before the host knows them all: a block of such tokens has to wait for the next call.
+        The token that ended a request is nobody's input: it counts as computed but need not be.
         """
         if not self.enable_prefix_caching:
             return
         table = self._tables[request.request_id]
-        num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
+        num_known = len(request.token_ids) - request.is_finished
+        num_full = min(request.num_computed_tokens, num_known) // self.block_size
         if num_full <= table.num_committed:
             return
         hashes = extend_hashes(request, self.block_size)

@@ -96,6 +96,7 @@ def _scheduler(config: ResolvedConfig, runner: ModelRunner, plan: MemoryPlan) ->
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len,
         policy=config.scheduling_policy,
+        num_scheduler_steps=config.num_scheduler_steps,
     )
 
 

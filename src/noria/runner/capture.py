@@ -100,18 +100,23 @@ class Programs:
 
 
 def made_up_steps(
-    shape: BatchShape, buckets: Buckets, max_model_len: int, max_num_batched_tokens: int
+    shape: BatchShape, buckets: Buckets, max_model_len: int, max_num_batched_tokens: int, num_scheduler_steps: int
 ) -> Iterator[StepInputs]:
-    """One step per bucket, as `pack` would make it for requests that fill the bucket; block ids are all null blocks."""
+    """One step per bucket, as `pack` would make it for requests that fill the bucket, and one burst per request bucket
+    when there can be any; block ids are all null blocks."""
     for size in buckets.tokens:
         total = min(size, max_num_batched_tokens, shape.num_rows * max_model_len)
         full, rest = divmod(total, max_model_len)
         yield _made_up_step([max_model_len] * full + [rest] * (rest > 0), shape, buckets, max_model_len)
     for size in buckets.requests:
         yield _made_up_step([1] * size, shape, buckets, max_model_len)
+        if num_scheduler_steps > 1:
+            yield _made_up_step([1] * size, shape, buckets, max_model_len, num_scheduler_steps)
 
 
-def _made_up_step(counts: list[int], shape: BatchShape, buckets: Buckets, max_model_len: int) -> StepInputs:
+def _made_up_step(
+    counts: list[int], shape: BatchShape, buckets: Buckets, max_model_len: int, num_steps: int = 1
+) -> StepInputs:
     batch = PersistentBatch(shape, max_model_len)
     requests = [
         NewRequest(
@@ -126,8 +131,8 @@ def _made_up_step(counts: list[int], shape: BatchShape, buckets: Buckets, max_mo
         )
         for index, count in enumerate(counts)
     ]
-    scheduled = {request.request_id: len(request.token_ids) for request in requests}
-    schedule = Schedule(new_requests=tuple(requests), num_scheduled_tokens=scheduled)
+    scheduled = {request.request_id: len(request.token_ids) * num_steps for request in requests}
+    schedule = Schedule(new_requests=tuple(requests), num_scheduled_tokens=scheduled, num_steps=num_steps)
     batch.apply(schedule)
     return pack(schedule, batch, buckets)
 

@@ -31,6 +31,7 @@ from noria.runner.capture import CaptureReport, Programs, made_up_steps, use_com
 from noria.runner.memory import MemoryPlan, available_bytes, plan_memory
 from noria.runner.pack_weights import pack_array, pack_matrix
 from noria.scheduler.schedule import Schedule, StepResult
+from noria.step.decode import NOT_SAMPLED, DecodeProgram
 from noria.step.programs import StepPrograms
 from noria.weights.base import Checkpoint
 from noria.weights.load import load_weights, place_on
@@ -44,23 +45,24 @@ class SampledTokens:
     request_ids: tuple[str, ...]  # of all rows of the step
     sources: np.ndarray  # rows of the step that sample
     expected: Expectation | None  # the same as places in the batch; None when no row samples
-    token_ids: jax.Array  # [max_num_seqs]
+    token_ids: jax.Array  # [max_num_seqs], or of a burst [most passes, max_num_seqs]
 
     def result(self) -> StepResult:
         """Waits for the step, and makes its tokens known to the batch."""
         sampled: dict[str, list[int]] = {request_id: [] for request_id in self.request_ids}
         if self.expected is not None:
-            token_ids = np.asarray(self.token_ids)[self.sources]
+            token_ids = np.atleast_2d(np.asarray(self.token_ids))[:, self.sources]
             self.batch.fulfil(self.expected, token_ids)
-            for source, token_id in zip(self.sources.tolist(), token_ids.tolist()):
-                sampled[self.request_ids[source]].append(token_id)
+            for source, tokens in zip(self.sources.tolist(), token_ids.T.tolist()):
+                sampled[self.request_ids[source]] += [token_id for token_id in tokens if token_id != NOT_SAMPLED]
         return StepResult(sampled)
 
 
 class ModelRunner:
     """One model on one device. Call, in this order: load_model, initialize_kv_cache, capture_model; then steps.
 
-    A step is execute_model followed by sample_tokens: between the two the device is at work and the host is free.
+    A step is execute_model followed by sample_tokens: between the two the device is at work and the host is free. Of a
+    burst execute_model dispatches everything.
     """
 
     def __init__(self, config: ResolvedConfig, model: Decoder, dtype: str, device: Any, num_valid_tokens: int) -> None:
@@ -85,7 +87,9 @@ class ModelRunner:
         self._sampled: Any = None  # [max_num_seqs] int32: tokens of the last step that sampled, on the device
         self._forward: Any = None
         self._sample: Any = None
-        self._executed: tuple[StepInputs, jax.Array] | None = None  # by execute_model, for sample_tokens
+        self._decode: Any = None
+        # By execute_model, for sample_tokens: inputs, and hidden states or, of a burst, tokens.
+        self._executed: tuple[StepInputs, jax.Array] | None = None
         use_compile_cache(config.compile_cache_dir or "")
 
     @property
@@ -155,52 +159,67 @@ class ModelRunner:
         )
         self._forward = jax.jit(steps.forward, donate_argnums=1)
         self._sample = jax.jit(steps.sample)
+        # Rounded up, because to compile takes long: neighbouring values of the option share their programs.
+        max_steps = max(8, 1 << (self.config.num_scheduler_steps - 1).bit_length())
+        self._decode = jax.jit(DecodeProgram(steps, max_steps).decode, donate_argnums=1)
 
     def capture_model(self, progress: Callable[[int, int], None] | None = None) -> CaptureReport:
         """Compiles every program that the buckets allow."""
         c = self.config
         jobs = {}
-        for inputs in made_up_steps(self.shape, self.buckets, c.max_model_len, c.max_num_batched_tokens):
-            jobs[("forward", inputs.num_tokens)] = self._forward_job(inputs)
-            jobs[("sample", inputs.num_rows)] = self._sample_job(inputs)
+        for inputs in made_up_steps(
+            self.shape, self.buckets, c.max_model_len, c.max_num_batched_tokens, c.num_scheduler_steps
+        ):
+            if inputs.is_burst:
+                jobs[("decode", inputs.num_rows)] = self._decode_job(inputs)
+            else:
+                jobs[("forward", inputs.num_tokens)] = self._forward_job(inputs)
+                jobs[("sample", inputs.num_rows)] = self._sample_job(inputs)
         return self._programs.capture(jobs, c.compile_threads, progress)
 
     def execute_model(self, schedule: Schedule) -> None:
-        """Dispatches the forward pass of a step; its tokens come from sample_tokens."""
+        """Dispatches the forward pass of a step, or the whole of a burst; its tokens come from sample_tokens."""
         self.batch.apply(schedule)
         inputs = pack(schedule, self.batch, self.buckets)
-        self._cache, hidden = self._programs.call(
-            ("forward", inputs.num_tokens),
-            self._forward_job(inputs),
-            self._weights,
-            self._cache,
-            self._sampled,
-            inputs.forward,
-        )
-        self._executed = (inputs, hidden)
+        arguments = (self._weights, self._cache, self._sampled, inputs.forward)
+        if inputs.is_burst:
+            key, job = ("decode", inputs.num_rows), self._decode_job(inputs)
+            self._cache, self._sampled, outputs = self._programs.call(key, job, *arguments, inputs.sample)
+        else:
+            key, job = ("forward", inputs.num_tokens), self._forward_job(inputs)
+            self._cache, outputs = self._programs.call(key, job, *arguments)
+        self._executed = (inputs, outputs)
 
     def sample_tokens(self) -> SampledTokens:
-        """Dispatches head and sampler of the step that execute_model began."""
+        """Dispatches head and sampler of the step that execute_model began, unless it was a burst."""
         assert self._executed is not None, "execute_model comes first"
-        inputs, hidden = self._executed
+        inputs, outputs = self._executed
         self._executed = None
         request_ids = tuple(self.batch.request_ids[row] or "" for row in inputs.rows)
         sources = np.flatnonzero(inputs.samples)
-        if len(sources):
-            self._sampled = self._programs.call(
-                ("sample", inputs.num_rows), self._sample_job(inputs), self._weights, hidden, inputs.sample
+        if not len(sources):
+            return SampledTokens(self.batch, request_ids, sources, None, self._sampled)
+        if not inputs.is_burst:
+            self._sampled = outputs = self._programs.call(
+                ("sample", inputs.num_rows), self._sample_job(inputs), self._weights, outputs, inputs.sample
             )
-            self._sampled.copy_to_host_async()
-        expected = self.batch.expect(inputs.rows[sources], sources) if len(sources) else None
-        return SampledTokens(self.batch, request_ids, sources, expected, self._sampled)
+        outputs.copy_to_host_async()
+        expected = self.batch.expect(inputs.rows[sources], sources, inputs.steps[sources])
+        return SampledTokens(self.batch, request_ids, sources, expected, outputs)
 
     def close(self) -> None:
         """Gives the device's memory back."""
         self._programs.close()
-        self._weights = self._cache = self._sampled = self._executed = self._forward = self._sample = None
+        self._weights = self._cache = self._sampled = self._executed = None
+        self._forward = self._sample = self._decode = None
 
     def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:
         return lambda: self._forward.lower(self._weights, self._cache, self._sampled, inputs.forward).compile()
+
+    def _decode_job(self, inputs: StepInputs) -> Callable[[], Any]:
+        return lambda: self._decode.lower(
+            self._weights, self._cache, self._sampled, inputs.forward, inputs.sample
+        ).compile()
 
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
         rows = jax.ShapeDtypeStruct((self.shape.num_rows, self.model.config.hidden_size), self.dtype)

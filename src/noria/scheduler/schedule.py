@@ -46,8 +46,15 @@ class Schedule:
     new_requests: tuple[NewRequest, ...] = ()
     cached_requests: tuple[CachedRequest, ...] = ()
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)  # request id -> tokens (>= 1)
+    num_steps: int = 1  # forward passes; see is_burst
     finished_ids: tuple[str, ...] = ()  # since the last step: the runner forgets them
     preempted_ids: tuple[str, ...] = ()  # lost their blocks; remembered for a resume
+
+    @property
+    def is_burst(self) -> bool:
+        """Several forward passes in a row, in which every request decodes: one token in each of the first so many as
+        it is scheduled for, unless a stop token ends it before. The largest number is num_steps."""
+        return self.num_steps > 1
 
     @property
     def total_num_scheduled_tokens(self) -> int:
@@ -56,6 +63,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step yields per request, on the host: the tokens sampled (empty while the prompt is unfinished)."""
+    """What a step yields per request, on the host: the tokens sampled (empty while the prompt is unfinished; in a
+    burst as many as scheduled, or fewer when the last one ends the request)."""
 
     sampled_token_ids: dict[str, list[int]]

@@ -4,6 +4,8 @@ There are no phases. Each step lets the computed tokens of the requests catch up
 ones first, within a budget of tokens; a prompt longer than what is left of it is computed in chunks. When the cache
 runs out of blocks the request that comes last gives its own back and starts over later (recompute), so the first one
 always advances and every request ends.
+
+When everybody decodes and nobody can join, a step may be a burst: several forward passes, made by the device alone.
 """
 
 from __future__ import annotations
@@ -36,12 +38,13 @@ class SchedulerStats:
 class _Step:
     """A Schedule in the making."""
 
+    num_steps: int  # forward passes, see Schedule
     budget: int  # tokens that may still be scheduled
     block_size: int
     new: list[NewRequest] = field(default_factory=list)
     cached: list[CachedRequest] = field(default_factory=list)
     num_tokens: dict[str, int] = field(default_factory=dict)
-    sampling: list[Request] = field(default_factory=list)  # those whose prompt is complete
+    sampling: list[tuple[Request, int]] = field(default_factory=list)  # those due for tokens, and for how many
     filling: list[Request] = field(default_factory=list)  # those that complete a block of the cache
     preempted: bool = False  # whether somebody was
 
@@ -49,9 +52,11 @@ class _Step:
         """From here on the tokens count as computed: the next step may be planned before this one has run."""
         before = request.num_computed_tokens
         request.num_computed_tokens = computed = before + num_tokens
-        if computed == len(request.token_ids) + request.num_placeholders:
-            request.num_placeholders += 1
-            self.sampling.append(request)
+        # A token is sampled behind the newest one, and in a burst behind each that this adds.
+        due = computed - (len(request.token_ids) + request.num_placeholders) + 1
+        if due > 0:
+            request.num_placeholders += due
+            self.sampling.append((request, due))
         if computed // self.block_size != before // self.block_size:
             self.filling.append(request)
         self.num_tokens[request.request_id] = num_tokens
@@ -69,8 +74,12 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         policy: Policy = "fcfs",
+        num_scheduler_steps: int = 1,
     ) -> None:
-        """Raises ConfigError when the cache cannot hold one request of max_model_len tokens."""
+        """num_scheduler_steps: most forward passes of a burst; 1 for none.
+
+        Raises ConfigError when the cache cannot hold one request of max_model_len tokens.
+        """
         chunk = min(max_num_batched_tokens, max_model_len)
         needed = blocks_for_request(cache.layout, max_model_len, cache.block_size, chunk)
         if needed > cache.num_usable_blocks:
@@ -83,6 +92,7 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._max_chunk = chunk
+        self._num_scheduler_steps = num_scheduler_steps
         self._order = order_key(policy)
         self._requests: dict[str, Request] = {}  # all unfinished ones
         self._waiting = WaitingQueue(self._order)
@@ -171,9 +181,10 @@ class Scheduler:
             raise RuntimeError("schedule() was called before the oldest step was reported to update()")
         if self._in_flight and len(self._waiting):
             self._commit(self._in_flight[0][1].filling)
-        step = _Step(self._max_num_batched_tokens, self.cache.block_size)
+        num_steps = self._burst_length()
+        step = _Step(num_steps, num_steps * self._max_num_batched_tokens, self.cache.block_size)
         self._schedule_running(step)
-        if not step.preempted:
+        if num_steps == 1 and not step.preempted:
             self._schedule_waiting(step)
         if not step.num_tokens:
             return Schedule()
@@ -181,6 +192,7 @@ class Scheduler:
             new_requests=tuple(step.new),
             cached_requests=tuple(step.cached),
             num_scheduled_tokens=step.num_tokens,
+            num_steps=num_steps,
             finished_ids=tuple(self._finished_ids),
             preempted_ids=tuple(self._preempted_ids),
         )
@@ -195,12 +207,42 @@ class Scheduler:
             if request.status is RequestStatus.RUNNING:
                 self.cache.commit(request)
 
+    def _burst_length(self) -> int:
+        """How many forward passes the step makes: several when all that run decode, nobody can join them, and there is
+        room for all their tokens. As many as the longest of them has use for; while others wait for a place, as many as
+        the shortest has."""
+        most = self._num_scheduler_steps
+        if most == 1 or len(self._running) > self._max_num_batched_tokens:
+            return 1
+        growth = []
+        for request in self._running:
+            if (num_tokens := request.num_tokens_to_compute - request.num_computed_tokens) > 1:
+                return 1
+            if num_tokens:
+                growth.append((request, request.max_num_tokens - 1 - request.num_computed_tokens))
+        if not growth or self._can_admit():
+            return 1
+        limit = min if len(self._waiting) else max
+        num_steps = min(most, limit(count for _, count in growth))
+        while num_steps > 1 and not self.cache.has_room_to_grow((r, min(count, num_steps)) for r, count in growth):
+            num_steps //= 2
+        return num_steps
+
+    def _can_admit(self) -> bool:
+        """Whether the first that waits has a place."""
+        if len(self._running) == self._max_num_seqs or (request := self._waiting.peek()) is None:
+            return False
+        return self.cache.has_room(request, self.cache.lookup(request), self._max_chunk)
+
     def _schedule_running(self, step: _Step) -> None:
         """The running requests are kept in order, so a victim (the last) was never scheduled in this step before."""
         allocate, index = self.cache.allocate, 0
         while index < len(self._running) and step.budget:
             request = self._running[index]
-            num_tokens = request.num_tokens_to_compute - request.num_computed_tokens
+            if step.num_steps > 1:
+                num_tokens = min(step.num_steps, request.max_num_tokens - 1 - request.num_computed_tokens)
+            else:
+                num_tokens = request.num_tokens_to_compute - request.num_computed_tokens
             if num_tokens > step.budget:
                 num_tokens = step.budget
             if num_tokens == 0:  # it ends with the token that is being sampled
@@ -257,8 +299,8 @@ class Scheduler:
 
         Tokens of a request whose prompt is not yet computed are dropped, as are results of requests that were aborted
         or ended since the schedule, even when their id has come back. A request that was preempted since then keeps its
-        token. Raises RuntimeError when `schedule` is not the oldest in flight, or when a request that is due for a
-        token got none.
+        tokens. Raises RuntimeError when `schedule` is not the oldest in flight, or when a request that goes on did not
+        get as many tokens as it is due for.
         """
         if not schedule.num_scheduled_tokens:
             return []
@@ -267,12 +309,14 @@ class Scheduler:
         step = self._in_flight.popleft()[1]
         self._commit(step.filling)
         outputs, any_finished = [], False
-        for request in step.sampling:
+        for request, due in step.sampling:
             if request.status is RequestStatus.FINISHED:
                 continue
-            request.num_placeholders -= 1
+            request.num_placeholders -= due
             is_waiting = request.status is RequestStatus.PREEMPTED
-            outputs.append((request, self._append(request, result)))
+            outputs.append((request, self._append(request, result, due)))
+            if due > 1 and not is_waiting and request.finish_reason is not FinishReason.ERROR:
+                self.cache.commit(request)  # with the tokens that were sampled and computed in one burst
             if request.finish_reason is not None:
                 any_finished = True
                 if is_waiting:
@@ -282,11 +326,9 @@ class Scheduler:
             self._running = [request for request in self._running if not request.is_finished]
         return outputs
 
-    def _append(self, request: Request, result: StepResult) -> list[int]:
+    def _append(self, request: Request, result: StepResult, due: int) -> list[int]:
         """The tokens taken: all that were sampled, or those up to the one that ends the request."""
-        sampled = result.sampled_token_ids.get(request.request_id)
-        if not sampled:
-            raise RuntimeError(f"the step yielded no token for request {request.request_id}, which was due for one")
+        sampled = result.sampled_token_ids.get(request.request_id, [])
         for count, token_id in enumerate(sampled, 1):
             if token_id < 0:
                 _log.error(
@@ -297,6 +339,10 @@ class Scheduler:
             request.append(token_id)
             if request.finish_reason is not None:
                 return sampled[:count]
+        if len(sampled) != due:
+            raise RuntimeError(
+                f"the step yielded {len(sampled)} tokens for request {request.request_id}, which was due for {due}"
+            )
         return sampled
 
     def check_integrity(self) -> None:
@@ -313,7 +359,10 @@ class Scheduler:
             raise RuntimeError("a running request has another status")
         if any(r.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for r in waiting):
             raise RuntimeError("a waiting request has another status")
-        sampling = Counter(request.arrival for _, step in self._in_flight for request in step.sampling)
+        sampling: Counter[int] = Counter()
+        for _, step in self._in_flight:
+            for request, due in step.sampling:
+                sampling[request.arrival] += due
         for request in (*self._running, *waiting):
             if request.num_placeholders != sampling[request.arrival]:
                 raise RuntimeError(f"request {request.request_id} waits for tokens that no step in flight samples")

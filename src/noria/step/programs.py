@@ -1,7 +1,8 @@
 """The device programs of a step. Pure: (weights, cache, packed inputs) -> (cache, outputs), the cache donated.
 
 The forward pass is compiled per token bucket and hands on the hidden states of max_num_seqs rows, whatever the bucket;
-head and sampler are compiled per request bucket. The buckets add up instead of multiplying.
+head and sampler are compiled per request bucket. The buckets add up instead of multiplying. A burst is both in a loop,
+compiled per request bucket: see decode.py.
 """
 
 from __future__ import annotations
@@ -52,17 +53,27 @@ class StepPrograms:
             block_tables=inputs.block_tables,
             distribution=inputs.distribution,
         )
-        known = inputs.token_sources < 0
-        token_ids = jnp.where(known, inputs.token_ids, sampled[jnp.maximum(inputs.token_sources, 0)])
-        hidden, cache = self.model.forward(weights, cache, token_ids, batch, self._addresses(), self.ops)
+        token_ids = known_tokens(inputs, sampled)
+        cache, hidden = self.run_model(weights, cache, token_ids, batch)
         return cache, hidden[inputs.logit_rows]
 
     def sample(self, weights: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
         """hidden [max_num_seqs, E]; packed: int32, see SampleInputs, of R rows. -> token ids [max_num_seqs],
         of which the first R have a meaning."""
-        inputs = SampleInputs.unpack(packed, lambda bits: lax.bitcast_convert_type(bits, jnp.float32))
-        num_rows = jnp.sum(inputs.position > 0, dtype=jnp.int32)  # no row samples its first token
-        hidden = hidden[: inputs.position.shape[0]]
+        inputs = unpack_sample_inputs(packed)
+        token_ids = self.next_tokens(weights, hidden[: inputs.position.shape[0]], inputs)
+        return jnp.pad(token_ids, (0, self.shape.num_rows - token_ids.shape[0]))
+
+    def run_model(
+        self, weights: Any, cache: KVCache, token_ids: jax.Array, batch: RaggedBatch
+    ) -> tuple[KVCache, jax.Array]:
+        """token_ids [T] -> cache, hidden states [T, E]."""
+        hidden, cache = self.model.forward(weights, cache, token_ids, batch, self._addresses(), self.ops)
+        return cache, hidden
+
+    def next_tokens(self, weights: Any, hidden: jax.Array, inputs: SampleInputs) -> jax.Array:
+        """hidden [R, E] -> token ids [R]."""
+        num_rows = jnp.sum(inputs.num_steps > 0, dtype=jnp.int32)
 
         def choose(hidden: jax.Array) -> jax.Array:
             return sample(self.model.logits(weights, hidden, num_rows, self.ops), inputs, self.num_valid_tokens)
@@ -70,11 +81,9 @@ class StepPrograms:
         def greedy(hidden: jax.Array) -> jax.Array:
             return self.model.greedy(weights, hidden, num_rows, self.num_valid_tokens, self.ops)
 
-        if self.model.config.final_soft_cap is None:
-            token_ids = lax.cond(all_plain_greedy(inputs), greedy, choose, hidden)
-        else:  # which makes large logits equal, so the first of them must be looked for after it
-            token_ids = choose(hidden)
-        return jnp.pad(token_ids, (0, self.shape.num_rows - token_ids.shape[0]))
+        if self.model.config.final_soft_cap is not None:  # it makes large logits equal: the first of them wins
+            return choose(hidden)
+        return lax.cond(all_plain_greedy(inputs), greedy, choose, hidden)
 
     def _addresses(self) -> LayerAddress:
         """Where the layers' caches lie, as arrays [layers] that the layer scan carries along."""
@@ -84,3 +93,13 @@ class StepPrograms:
             offset=jnp.asarray(self.layout.layer_slot, jnp.int32) * self.num_blocks,
             window=jnp.asarray(windows, jnp.int32),
         )
+
+
+def known_tokens(inputs: ForwardInputs, sampled: jax.Array) -> jax.Array:
+    """Token ids [T]; those that the host did not know come from `sampled`."""
+    known = inputs.token_sources < 0
+    return jnp.where(known, inputs.token_ids, sampled[jnp.maximum(inputs.token_sources, 0)])
+
+
+def unpack_sample_inputs(packed: jax.Array) -> SampleInputs:
+    return SampleInputs.unpack(packed, lambda bits: lax.bitcast_convert_type(bits, jnp.float32))

@@ -48,16 +48,28 @@ def sample(logits: jax.Array, inputs: SampleInputs, num_tokens: int) -> jax.Arra
 
 def all_plain_greedy(inputs: SampleInputs) -> jax.Array:
     """Whether every row takes its largest logit and nothing is banned: a bool scalar."""
-    return ~jnp.any((inputs.temperature > 0) | (inputs.num_banned > 0))
+    bans = (inputs.num_stops > 0) & (inputs.position < inputs.banned_until)
+    return ~jnp.any((inputs.temperature > 0) | bans)
 
 
 def _ban(logits: jax.Array, inputs: SampleInputs, num_tokens: int) -> jax.Array:
-    """Masks vocabulary padding, and each row's first num_banned banned ids."""
+    """Masks vocabulary padding, and the stop tokens of rows that have not reached min_tokens."""
     rows, vocab = logits.shape
     logits = jnp.where(jnp.arange(vocab) < num_tokens, logits, _MASKED)
-    active = jnp.arange(inputs.banned.shape[1]) < inputs.num_banned[:, None]  # [R, MAX_BANNED]
-    columns = jnp.where(active, inputs.banned, vocab)  # out of range: dropped
+    is_banned = _is_stop_id(inputs) & (inputs.position < inputs.banned_until)[:, None]  # [R, MAX_STOPS]
+    columns = jnp.where(is_banned, inputs.stops, vocab)  # out of range: dropped
     return logits.at[jnp.arange(rows)[:, None], columns].set(_MASKED, mode="drop")
+
+
+def ends(token_ids: jax.Array, inputs: SampleInputs) -> jax.Array:
+    """[R] bool: whether the tokens, sampled at inputs.position, end their rows: as stop tokens, or as NO_TOKEN."""
+    is_stop = jnp.any(_is_stop_id(inputs) & (inputs.stops == token_ids[:, None]), axis=1)
+    return (is_stop & (inputs.position >= inputs.banned_until)) | (token_ids == NO_TOKEN)
+
+
+def _is_stop_id(inputs: SampleInputs) -> jax.Array:
+    """[R, MAX_STOPS] bool: false for the places of `stops` that hold nothing."""
+    return jnp.arange(inputs.stops.shape[1]) < inputs.num_stops[:, None]
 
 
 def _noise(inputs: SampleInputs, vocab: int) -> jax.Array:

@@ -69,6 +69,8 @@ class RaggedBatch:
     """The requests of one step, decode rows (one token each) first, then prefill rows. T tokens, R rows, both padded.
 
     Row r owns tokens query_start[r] : query_start[r + 1]; they are its last ones, at positions seq_lens[r] - n and up.
+    A decode row with a seq_len of 0 is padding wherever it stands, also between others, and so is its token: in a burst
+    a row that has ended reads nothing and writes to the null block.
     """
 
     token_rows: jax.Array  # [T] int32: row of each token; R for padding

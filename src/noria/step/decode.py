@@ -1,0 +1,103 @@
+"""A burst: several forward passes in which every row decodes, as one loop on the device.
+
+A row leaves the loop when it has the tokens it was scheduled for or when a token ends it, and is padding from then on:
+it belongs to no row of the attention op and writes to the null block. The loop ends with the last row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax, tree_util
+
+from noria.batch.inputs import ForwardInputs, SampleInputs
+from noria.ops.ragged_paged_attention.api import KVCache, RaggedBatch
+from noria.step.programs import StepPrograms, known_tokens, unpack_sample_inputs
+from noria.step.sample import ends
+
+NOT_SAMPLED = -2  # in place of a token that was not asked for any more
+
+
+@tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Burst:
+    """What a forward pass leaves to the next one; R rows of the request bucket."""
+
+    step: jax.Array  # int32: forward passes made
+    cache: KVCache
+    newest: jax.Array  # [R] int32: last token of each row
+    alive: jax.Array  # [R] bool: whether the row takes part in the next pass
+    tokens: jax.Array  # [most passes, R] int32: what was sampled
+
+
+@dataclass(frozen=True)
+class DecodeProgram:
+    """A function to jit, compiled per request bucket; the number of passes is known at run time only."""
+
+    steps: StepPrograms
+    max_steps: int  # at least num_scheduler_steps
+
+    def decode(
+        self, weights: Any, cache: KVCache, sampled: jax.Array, forward: jax.Array, sample: jax.Array
+    ) -> tuple[KVCache, jax.Array, jax.Array]:
+        """sampled: as of StepPrograms.forward. forward: packed ForwardInputs of the first pass, one token per row,
+        as many tokens as the request bucket has rows. sample: packed SampleInputs.
+
+        -> cache, the newest token of each row [max_num_seqs], and all tokens [max_steps, max_num_seqs], where
+        NOT_SAMPLED stands for those of later passes than the row's last.
+        """
+        inputs = unpack_sample_inputs(sample)
+        rows = inputs.position.shape[0]
+        first = ForwardInputs.unpack(forward, self.steps.shape, rows)
+        newest = known_tokens(first, sampled)
+        # A token that the host has not seen may have ended its row in the step before.
+        before = dataclasses.replace(inputs, position=inputs.position - 1)
+        over = (first.token_sources >= 0) & ends(newest, before)
+        start = _Burst(
+            step=jnp.int32(0),
+            cache=cache,
+            newest=newest,
+            alive=(inputs.num_steps > 0) & ~over,
+            tokens=jnp.full((self.max_steps, rows), NOT_SAMPLED, jnp.int32),
+        )
+        burst = lax.while_loop(
+            lambda burst: jnp.any(burst.alive), lambda burst: self._pass(weights, first, inputs, burst), start
+        )
+        pad = self.steps.shape.num_rows - rows
+        tokens = jnp.pad(burst.tokens, ((0, 0), (0, pad)), constant_values=NOT_SAMPLED)
+        return burst.cache, jnp.pad(burst.newest, (0, pad)), tokens
+
+    def _pass(self, weights: Any, first: ForwardInputs, inputs: SampleInputs, burst: _Burst) -> _Burst:
+        """One step, as the forward and the sample program make it."""
+        inputs = dataclasses.replace(inputs, position=inputs.position + burst.step)
+        batch = self._batch(first, inputs, burst.alive)
+        cache, hidden = self.steps.run_model(weights, burst.cache, burst.newest, batch)
+        return self._sample(weights, hidden, inputs, dataclasses.replace(burst, cache=cache))
+
+    def _sample(self, weights: Any, hidden: jax.Array, inputs: SampleInputs, burst: _Burst) -> _Burst:
+        """hidden: [R, E] of this pass."""
+        alive, step = burst.alive, burst.step
+        drawn = self.steps.next_tokens(weights, hidden, inputs)
+        return dataclasses.replace(
+            burst,
+            step=step + 1,
+            newest=jnp.where(alive, drawn, burst.newest),
+            alive=alive & (step + 1 < inputs.num_steps) & ~ends(drawn, inputs),
+            tokens=burst.tokens.at[step].set(jnp.where(alive, drawn, NOT_SAMPLED)),
+        )
+
+    def _batch(self, first: ForwardInputs, inputs: SampleInputs, alive: jax.Array) -> RaggedBatch:
+        rows, max_num_seqs = alive.shape[0], self.steps.shape.num_rows
+        seq_lens = jnp.where(alive, inputs.position, 0)  # with the token that is computed now
+        return RaggedBatch(
+            token_rows=jnp.where(alive, jnp.arange(rows, dtype=jnp.int32), max_num_seqs),
+            positions=jnp.maximum(seq_lens - 1, 0),
+            query_start=first.query_start,
+            seq_lens=jnp.pad(seq_lens, (0, max_num_seqs - rows)),
+            block_tables=first.block_tables,
+            distribution=first.distribution,
+        )
