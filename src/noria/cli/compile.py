@@ -12,7 +12,7 @@ from noria.config import EngineConfig
 
 _TEXT = """Compiles what a model needs, so that a later start with the same options finds every program in the cache.
 
-The defaults are those of noria run and noria chat; an LLM in Python has max_num_seqs 64 on a CPU unless told otherwise."""
+The defaults are those of noria run and noria chat; an LLM in Python has another max_num_seqs unless it is told."""
 
 
 def main(args: Sequence[str]) -> int:

@@ -71,7 +71,9 @@ def compile_programs(config: EngineConfig, progress: ProgressBar | None = None) 
     Raises ConfigError or WeightsError like start, and ConfigError when the persistent compile cache is turned off.
     """
     if config.compile_cache_dir == "":
-        raise ConfigError('compile_cache_dir "" turns the compile cache off, so there is nothing to fill; name a folder')
+        raise ConfigError(
+            'compile_cache_dir "" turns the compile cache off, so there is nothing to fill; name a folder'
+        )
     engine = _start(config, progress, programs_only=True)
     engine.core.close()
     return engine.report

@@ -5,7 +5,7 @@ The verbs are the field's. A schedule is all it needs, whichever scheduler made 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from noria.batch.inputs import BatchShape
 from noria.batch.pack import StepInputs, pack
 from noria.batch.persistent import Expectation, PersistentBatch
 from noria.cache.layout import CacheLayout, plan_layout
-from noria.config import ResolvedConfig
+from noria.config import ResolvedConfig, SamplingParams
 from noria.errors import ConfigError
 from noria.models.decoder import Decoder
 from noria.nn.param import abstract_params, param_bytes, random_params
@@ -28,9 +28,17 @@ from noria.ops import native
 from noria.ops.backends import Ops
 from noria.ops.linear.types import DenseWeight
 from noria.ops.ragged_paged_attention.api import KVCache
-from noria.runner.capture import CaptureReport, Programs, made_up_steps, use_compile_cache
+from noria.runner.capture import (
+    CaptureReport,
+    MadeUpBlocks,
+    Programs,
+    made_up_step,
+    made_up_steps,
+    use_compile_cache,
+)
 from noria.runner.memory import MemoryPlan, available_bytes, plan_memory
 from noria.runner.pack_weights import abstract_array, abstract_matrix, pack_array, pack_matrix
+from noria.runner.work import WorkModel
 from noria.scheduler.schedule import Schedule, StepResult
 from noria.step.programs import StepPrograms
 from noria.weights.base import Checkpoint
@@ -218,9 +226,7 @@ class ModelRunner:
         """Dispatches the forward program alone: it writes the cache and yields hidden states [max_num_seqs, E]."""
         key, job = ("forward", inputs.num_tokens), self._forward_job(inputs)
         self.clock.dispatching()
-        self._cache, hidden = self._programs.call(
-            key, job, self._weights, self._cache, self._sampled, inputs.forward
-        )
+        self._cache, hidden = self._programs.call(key, job, self._weights, self._cache, self._sampled, inputs.forward)
         self.clock.dispatched(hidden)
         return hidden
 
@@ -231,6 +237,30 @@ class ModelRunner:
         token_ids = self._programs.call(key, job, self._weights, hidden, inputs.sample)
         self.clock.dispatched(token_ids)
         return token_ids
+
+    def made_up_step(self, counts: Sequence[int], num_computed: int = 0) -> StepInputs:
+        """Inputs of greedy requests with blocks of their own, for measurements with `forward` and `sample`.
+
+        They overwrite the cache of requests that run, so none may. counts: see capture.made_up_step.
+        """
+        assert self._cache is not None, "initialize_kv_cache comes first"
+        blocks = MadeUpBlocks(self._cache.data.shape[0] // self.layout.slots, self.config.block_size)
+        params = SamplingParams(temperature=0)
+        return made_up_step(
+            counts,
+            self.shape,
+            self.buckets,
+            self.config.max_model_len,
+            num_computed=num_computed,
+            blocks=blocks,
+            params=params,
+        )
+
+    def work_model(self) -> WorkModel:
+        """What the steps of this model must read and compute at least. After load_model."""
+        c = self.model.config
+        block = KVCache.bytes_per_block(self.config.block_size, c.num_kv_heads, c.head_dim, self.cache_dtype)
+        return WorkModel(c, self._weights, block / self.config.block_size)
 
     def close(self) -> None:
         """Gives the device's memory back."""
