@@ -68,6 +68,11 @@ def option(name: str, kind: Any, default: Any, text: str, *aliases: str) -> Fiel
     return name, annotation, default
 
 
+def repeated(name: str, item: Any, text: str) -> Field:
+    """An option that may be given several times; () when it is not."""
+    return option(name, tyro.conf.UseAppendAction[tuple[item, ...]], (), text)
+
+
 def model_argument() -> Field:
     return argument("model", "MODEL", "a folder, a .gguf file, a Hub id, or a name that noria pull knows")
 

@@ -21,7 +21,7 @@ from noria.cli.bench.engine import (
     startup_figures,
 )
 from noria.cli.bench.machine import Limits, limits
-from noria.cli.bench.workloads import Choice, Workload, chosen
+from noria.cli.bench.workloads import Workload, choice, chosen
 from noria.cli.main import UsageError
 from noria.errors import NoriaError
 
@@ -59,7 +59,7 @@ def main(args: Sequence[str]) -> int:
         args,
         [
             options.model_argument(),
-            options.option("workload", Choice, "all", "which of them to run"),
+            choice(),
             options.option("repetitions", int, 3, "of each workload, without the first one, which is not counted"),
             options.option("json", bool, False, "print JSON lines instead of a table"),
         ],
