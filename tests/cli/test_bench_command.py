@@ -89,6 +89,20 @@ def test_machine_measures_once_and_keeps_it(noria: Noria, home: Path, monkeypatc
     assert json.loads(noria("bench", "machine", "--json").out)["read_gb_s"] == 31.0
 
 
+def test_limits_are_measured_apart_from_an_engine(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.limits_measured_apart() == LIMITS
+    (home / "machine.json").unlink()
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> None:
+        commands.append(command)
+        machine._write(home / "machine.json", {machine.processor().key: LIMITS})
+
+    monkeypatch.setattr(machine.subprocess, "run", run)
+    assert machine.limits_measured_apart() == LIMITS
+    assert [command[1:] for command in commands] == [["-m", "noria", "bench", "machine"]]
+
+
 def test_offline(run_lines: Callable[..., list[dict[str, Any]]], plain_model: str, small: list[str]) -> None:
     startup, limits, single = run_lines("offline", plain_model, "--workload", "single", "--repetitions", "2", *small)
     assert startup["workload"] == "startup"

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-
 Output = Any  # what a program yields: a jax.Array, whose is_ready() says whether the program has ended
 
 

@@ -6,6 +6,8 @@ import dataclasses
 import importlib.metadata
 import json
 import platform
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,6 +88,14 @@ def limits(*, remeasure: bool = False) -> Limits:
     )
     _write(path, known | {here.key: figures})
     return figures
+
+
+def limits_measured_apart() -> Limits:
+    """Like limits; measured in a process of its own, so that its memory does not count as that of an engine here."""
+    if processor().key not in _read(cache_home() / "machine.json"):
+        note("measuring this machine")
+        subprocess.run([sys.executable, "-m", "noria", "bench", "machine"], check=True, capture_output=True)
+    return limits()
 
 
 def _xla_product() -> Any:

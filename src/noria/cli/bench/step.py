@@ -17,7 +17,7 @@ from noria.cli.bench.engine import (
     percent,
     start_engine,
 )
-from noria.cli.bench.machine import limits
+from noria.cli.bench.machine import limits_measured_apart
 from noria.cli.main import UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def main(args: Sequence[str]) -> int:
     printer = Printer(values.json, _HEADINGS, _WIDTHS)
     with start_engine(config) as llm:
         _check_context(values.context, llm.config.max_model_len)
-        machine = limits()
+        machine = limits_measured_apart()
         printer.head(limits_line(machine), f"limits {machine.read_gb_s} GB/s, {machine.gflop_s} GFLOP/s")
         for case in cases(llm.engine.core.runner, values.context):
             seconds = seconds_of(case.run)
