@@ -23,7 +23,7 @@ whole batch, for the first token of a request, and between the tokens of a reque
 _PERCENTILES = (50, 90, 99)
 _HEADINGS = ("milliseconds", "mean", *(f"p{each}" for each in _PERCENTILES))
 _WIDTHS = (20, 10, 10, 10, 10)
-_NAMES = {"batch_ms": "batch", "ttft_ms": "first token", "itl_ms": "between tokens"}
+_NAMES = (("batch_ms", "batch"), ("ttft_ms", "first token"), ("itl_ms", "between tokens"))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def main(args: Sequence[str]) -> int:
             {"engine": "noria", "bench": "latency", **sizes, **figures, "host_share": round(host_share, 4)}, ""
         )
     else:
-        for key, name in _NAMES.items():
+        for key, name in _NAMES:
             row = figures[key]
             printer.line(row, [name, *("-" if number is None else f"{number:,.2f}" for number in row.values())])
     return 0

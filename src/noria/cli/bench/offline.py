@@ -152,6 +152,6 @@ def _cells(result: dict[str, Any]) -> list[object]:
         percent(result["gb_s_fraction"]),
         f"{result['gflop_s']:.0f}",
         percent(result["gflop_s_fraction"]),
-        percent(result["host_share"]),
+        f"{100 * result['host_share']:.1f}%",
         f"{result['peak_mib']:,.0f}",
     ]
