@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -15,7 +16,10 @@ import pytest
 from engine_checks import check_idle
 
 from noria import LLM, SamplingParams
+from noria.config import EngineConfig
+from noria.engine.startup import compile_programs
 from noria.errors import CompileError, ConfigError, EngineDeadError, NoriaError, WeightsError
+from noria.ops import native
 from noria.runner.capture import CaptureReport, Programs
 from noria.runner.runner import ModelRunner
 
@@ -224,3 +228,26 @@ def test_random_weights_from_a_config_alone(options: dict, broken: Callable[...,
 
 def test_supported_tasks(shared_llm: LLM):
     assert shared_llm._front.engine.core.runner.supported_tasks == ("generate",)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize("backend", ["xla", "native"])
+def test_programs_compiled_ahead_are_those_of_a_start(options: dict, tmp_path: Path, load_format: str, backend: str):
+    if backend == "native" and not native.available():
+        pytest.skip(f"the native library is {native.status()}")
+    fresh = options | {"compile_cache_dir": str(tmp_path / "programs"), "num_blocks_override": None}
+    fresh |= {"kv_cache_memory_bytes": 1 << 20, "load_format": load_format, "linear_backend": backend}
+    report = compile_programs(EngineConfig.from_options(**fresh))
+    assert report.compiled == report.programs == 2
+    assert compile_programs(EngineConfig.from_options(**fresh)).compiled == 0
+    with LLM(**fresh) as llm:
+        assert llm.stats.startup.compiled == 0
+        assert llm.stats.startup.memory == dataclasses.replace(
+            report.memory, available=llm.stats.startup.memory.available
+        )
+        assert llm.generate("the", GREEDY)[0].finished
+
+
+def test_compiling_ahead_without_a_cache_is_refused(options: dict):
+    with pytest.raises(ConfigError, match=r"compile_cache_dir .*name a folder"):
+        compile_programs(EngineConfig.from_options(**options | {"compile_cache_dir": ""}))

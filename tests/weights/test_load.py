@@ -6,6 +6,7 @@ import logging
 import math
 import tracemalloc
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,8 +17,10 @@ from model_files import HIDDEN, LAYERS, hf_tensors, write_folder, write_gguf
 
 from noria.errors import WeightsError
 from noria.nn.param import Param, param_bytes
+from noria.ops import native
+from noria.runner.pack_weights import abstract_matrix, pack_matrix
 from noria.weights.checkpoint import open_checkpoint
-from noria.weights.load import empty_aligned, load_weights, place_on
+from noria.weights.load import abstract_weights, empty_aligned, load_weights, place_on
 from noria.weights.progress import byte_bar
 
 CPU = jax.devices("cpu")[0]
@@ -43,6 +46,14 @@ def declare(model_type: str, **changes: tuple[int, ...]) -> Weights:
             layers[key] = Param(shape, axes, "model.layers.{layer}." + key, dtype="float32" if "norm" in key else None)
     embed = Param(tensors["model.embed_tokens.weight"].shape, ("vocab", "hidden"), "model.embed_tokens.weight")
     return Weights(embed, Param((HIDDEN,), ("hidden",), "model.norm.weight"), layers)
+
+
+def declare_matrices(model_type: str) -> Weights:
+    """The same as a model declares it: what is multiplied with is a matrix, for which there may be packed weights."""
+    declared = declare(model_type)
+    is_matrix = {key: "proj" in key and key.endswith("weight") for key in declared.layers}
+    layers = {key: dataclasses.replace(param, matrix=is_matrix[key]) for key, param in declared.layers.items()}
+    return dataclasses.replace(declared, layers=layers, embed=dataclasses.replace(declared.embed, matrix=True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -179,3 +190,36 @@ def test_the_bar_is_silent_unless_stderr_is_a_terminal(capfd, monkeypatch):
     assert out == ""
     assert "loading" in err
     assert "0.5/1.0 kB" in err
+
+
+@pytest.mark.parametrize("keep_blocks", [None, True, False])
+@pytest.mark.parametrize("kind", ["folder", "F32", "Q8_0", "Q4_1"])
+def test_shapes_can_be_known_without_reading(tmp_path, monkeypatch, kind: str, keep_blocks: bool | None):
+    """keep_blocks None: dense weights."""
+    if keep_blocks is not None and not native.available():
+        pytest.skip(f"the native library is {native.status()}")
+    tensors = hf_tensors("llama")
+    if kind == "folder":
+        path = write_folder(tmp_path / "m", tensors)
+    else:
+        path = write_gguf(tmp_path / "m.gguf", tensors, kind=kind)
+    declaration = declare_matrices("llama")
+    pack = None if keep_blocks is None else partial(pack_matrix, keep_blocks=keep_blocks)
+    abstract = None if keep_blocks is None else partial(abstract_matrix, keep_blocks=keep_blocks)
+    with open_checkpoint(path) as checkpoint:
+        loaded = load_weights(checkpoint, declaration, "bfloat16", place_on(CPU), pack=pack)
+        monkeypatch.setattr(type(checkpoint), "read", None)
+        monkeypatch.setattr(type(checkpoint), "read_blocks", None)
+        shapes = abstract_weights(checkpoint, declaration, "bfloat16", abstract)
+    assert jax.tree.structure(shapes) == jax.tree.structure(loaded)  # the kinds of packed weights are part of it
+    for shape, array in zip(jax.tree.leaves(shapes), jax.tree.leaves(loaded)):
+        assert (shape.shape, shape.dtype) == (array.shape, array.dtype)
+    if keep_blocks and kind[0] == "Q":
+        assert {*shapes.layers["mlp.up_proj.weight"].kinds} == {kind}
+
+
+def test_shapes_of_a_checkpoint_that_does_not_fit(tmp_path):
+    with open_checkpoint(write_folder(tmp_path / "m", hf_tensors("llama"))) as checkpoint:
+        declaration = declare("llama", up_proj=(1, 2))
+        with pytest.raises(WeightsError, match=r"up_proj\.weight has shape"):
+            abstract_weights(checkpoint, declaration, "float32")

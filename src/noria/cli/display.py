@@ -55,5 +55,5 @@ def statistics(stats: dict[str, Any], usage: dict[str, int]) -> str:
         f"prompt {usage['prompt_tokens']} tokens{cached} ({rate('prefill_tok_s')}), "
         f"answer {usage['completion_tokens']} tokens ({rate('decode_tok_s')}), "
         f"first token after {stats['time_to_first_token_s']:.2f} s, "
-        f"compiles_after_warmup {stats['compiles_after_warmup']}"
+        f"host share {100 * stats['host_share']:.1f}%, compiles_after_warmup {stats['compiles_after_warmup']}"
     )

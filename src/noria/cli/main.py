@@ -20,6 +20,8 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "run": "answer one prompt",
         "chat": "talk with a model",
+        "compile": "compile what a model needs, for quick starts later",
+        "bench": "measure this machine and a model on it",
         "pull": "fetch a model and say where it is",
         "env": "show versions, devices and folders, for a bug report",
     }

@@ -68,6 +68,11 @@ def option(name: str, kind: Any, default: Any, text: str, *aliases: str) -> Fiel
     return name, annotation, default
 
 
+def repeated(name: str, item: Any, text: str) -> Field:
+    """An option that may be given several times; () when it is not."""
+    return option(name, tyro.conf.UseAppendAction[tuple[item, ...]], (), text)
+
+
 def model_argument() -> Field:
     return argument("model", "MODEL", "a folder, a .gguf file, a Hub id, or a name that noria pull knows")
 
@@ -77,9 +82,12 @@ def sampling_options(skip: Sequence[str] = (), **defaults: Any) -> type:
     return _options_of(SamplingParams, (*_NOT_OFFERED, *skip), defaults)
 
 
-def engine_options(**defaults: Any) -> type:
-    """The fields of EngineConfig as options. Its seed is the request's here: one seed is enough for one prompt."""
-    return _options_of(EngineConfig, (*_NOT_OFFERED, "seed"), defaults)
+def engine_options(offer: Sequence[str] = (), **defaults: Any) -> type:
+    """The fields of EngineConfig as options. Its seed is the request's here: one seed is enough for one prompt.
+
+    offer: fields that are otherwise left out.
+    """
+    return _options_of(EngineConfig, [name for name in (*_NOT_OFFERED, "seed") if name not in offer], defaults)
 
 
 def parse(command: str, text: str, args: Sequence[str], fields: Sequence[Field], **groups: type) -> Any:
@@ -163,7 +171,7 @@ def _in_one_line(box: str) -> str:
     inside = lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines
     text = " ".join(" ".join(inside).split()).rstrip(".")
     for pattern, plain in (
-        (r"Missing from noria \w+: (?:-\w TEXT, )?(\S+) .*", r"\1 is missing"),
+        (r"Missing from noria [\w ]+: (?:-\w TEXT, )?(\S+) .*", r"\1 is missing"),
         (r"Error parsing (\S+): (.*)", r"\1: \2"),
         (r"no type matching .* instantiated from \['(.*?)'\].*<class '(?:int|float)'>: (.*)", r"\2"),
         (r"[Ii]nvalid literal for int\(\) with base 10: (.*)", r"expected an integer, not \1"),

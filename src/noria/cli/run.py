@@ -162,6 +162,8 @@ def _stats(llm: LLM, result: RequestOutput) -> dict[str, Any]:
         "prefill_tok_s": (usage["prompt_tokens"] - usage["cached_tokens"]) / first_s if first_s > 0 else None,
         "decode_tok_s": later / rest_s if later > 0 and rest_s > 0 else None,
         "steps": stats.steps,
+        "host_share": stats.times.host_share,
+        "host_gap_s": stats.times.gap_s,
         "weights_bytes": stats.startup.memory.weights,
         "kv_cache_bytes": stats.startup.memory.cache,
     }

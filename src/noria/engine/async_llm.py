@@ -64,10 +64,7 @@ class AsyncLLM:
 
     @property
     def stats(self) -> EngineStats:
-        engine = self._front.engine
-        return EngineStats(
-            engine.core.num_steps, engine.core.runner.compiles_after_warmup, engine.core.scheduler.stats, engine.report
-        )
+        return EngineStats.of(self._front.engine)
 
     async def generate(
         self,
@@ -121,6 +118,10 @@ class AsyncLLM:
         Callable from any thread.
         """
         self._command(lambda: self._abort(request_id))
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes before the next step. Callable from any thread."""
+        self._command(self._front.engine.core.reset_prefix_cache)
 
     def close(self) -> None:
         """Ends the engine; streams that still wait get EngineDeadError."""

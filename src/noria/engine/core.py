@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from noria.engine.request import Request
 from noria.errors import EngineDeadError
+from noria.observe.step_clock import StepTimes
 from noria.runner.runner import ModelRunner, SampledTokens
 from noria.scheduler.schedule import Schedule
 from noria.scheduler.scheduler import Scheduler
@@ -19,6 +20,7 @@ class EngineCore:
         self._turn = self._step_ahead if async_scheduling else self._step
         self._in_flight: tuple[Schedule, SampledTokens] | None = None
         self.num_steps = 0
+        self.on_schedule: Callable[[Schedule], object] | None = None  # called with every step that is dispatched
         self._ended: str | None = None  # why no step can be run any more
 
     def add(self, request: Request) -> None:
@@ -27,7 +29,9 @@ class EngineCore:
         self.scheduler.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> list[Request]:
-        return self.scheduler.abort(request_ids)
+        aborted = self.scheduler.abort(request_ids)
+        self._rest()
+        return aborted
 
     def step(self) -> list[tuple[Request, list[int]]]:
         """One step; returns the requests that got tokens, with these.
@@ -37,8 +41,11 @@ class EngineCore:
         Raises EngineDeadError after the end.
         """
         self._check_alive()
+        self.runner.clock.begin()
         try:
-            return self._turn()
+            news = self._turn()
+            self._rest()
+            return news
         except BaseException as error:
             self._ended = f"{type(error).__name__}: {error}"
             raise
@@ -48,6 +55,19 @@ class EngineCore:
         self._ended = self._ended or "it was closed"
         self._in_flight = None
         self.runner.close()
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes. Running requests keep their blocks, which no new request will find."""
+        self.scheduler.cache.reset_prefix_cache()
+
+    @property
+    def times(self) -> StepTimes:
+        return self.runner.clock.times
+
+    def _rest(self) -> None:
+        """Without work the device waits for nobody."""
+        if not self.scheduler.has_unfinished:
+            self.runner.clock.end()
 
     def _check_alive(self) -> None:
         if self._ended is not None:
@@ -71,6 +91,8 @@ class EngineCore:
         if not schedule.num_scheduled_tokens:
             return None
         self.num_steps += 1
+        if self.on_schedule is not None:
+            self.on_schedule(schedule)
         self.runner.execute_model(schedule)
         return schedule, self.runner.sample_tokens()
 

@@ -15,8 +15,9 @@ from noria.engine.admission import Prompt
 from noria.engine.front import EngineFront
 from noria.engine.interrupts import deferred_interrupts
 from noria.engine.outputs import RequestOutput
-from noria.engine.startup import ProgressBar, StartupReport, start
+from noria.engine.startup import Engine, ProgressBar, StartupReport, start
 from noria.errors import RequestError
+from noria.observe.step_clock import StepTimes
 from noria.scheduler.scheduler import SchedulerStats
 from noria.text.chat import encode_chat
 from noria.text.tokenizer import Tokenizer
@@ -30,6 +31,12 @@ class EngineStats:
     compiles_after_warmup: int  # 0 unless something is wrong
     scheduler: SchedulerStats
     startup: StartupReport
+    times: StepTimes  # of all steps: how long there was work, and how long the device waited for the host
+
+    @classmethod
+    def of(cls, engine: Engine) -> EngineStats:
+        core = engine.core
+        return cls(core.num_steps, core.runner.compiles_after_warmup, core.scheduler.stats, engine.report, core.times)
 
 
 class LLM:
@@ -65,10 +72,12 @@ class LLM:
 
     @property
     def stats(self) -> EngineStats:
-        engine = self._front.engine
-        return EngineStats(
-            engine.core.num_steps, engine.core.runner.compiles_after_warmup, engine.core.scheduler.stats, engine.report
-        )
+        return EngineStats.of(self._front.engine)
+
+    @property
+    def engine(self) -> Engine:
+        """What lies behind this front, for measurements and tests. Its loop belongs to the LLM."""
+        return self._front.engine
 
     def generate(
         self,
@@ -139,6 +148,11 @@ class LLM:
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
         return [encode_chat(self.tokenizer, conversation, **template_options) for conversation in conversations]
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes, so that the next prompts are computed from their first token."""
+        with self._lock:
+            self._front.engine.core.reset_prefix_cache()
 
     def close(self) -> None:
         """Gives the device's memory back. Nothing can be asked of the engine afterwards."""

@@ -62,6 +62,24 @@ def start(config: EngineConfig, progress: ProgressBar | None = None) -> Engine:
 
     Raises ConfigError or WeightsError.
     """
+    return _start(config, progress, programs_only=False)
+
+
+def compile_programs(config: EngineConfig, progress: ProgressBar | None = None) -> StartupReport:
+    """Fills the persistent compile cache with what `start` would need, without reading the weights.
+
+    Raises ConfigError or WeightsError like start, and ConfigError when the persistent compile cache is turned off.
+    """
+    if config.compile_cache_dir == "":
+        raise ConfigError(
+            'compile_cache_dir "" turns the compile cache off, so there is nothing to fill; name a folder'
+        )
+    engine = _start(config, progress, programs_only=True)
+    engine.core.close()
+    return engine.report
+
+
+def _start(config: EngineConfig, progress: ProgressBar | None, *, programs_only: bool) -> Engine:
     bar = progress or (lambda _: nullcontext(lambda done, total: None))
     device = _device(config.device)
     path = resolve_model(config.model, config.revision, cache_home())
@@ -72,14 +90,18 @@ def start(config: EngineConfig, progress: ProgressBar | None = None) -> Engine:
         tokenizer = _tokenizer(config, path)
         dtype = _dtype(config, checkpoint, device.platform)
         runner = ModelRunner(resolved, model, dtype, device, tokenizer.vocab_size or model.config.vocab_size)
-        plan = runner.profile_run()
+        runner.profile_run()
+        source = None if config.load_format == "dummy" else checkpoint
         begin = time.perf_counter()
-        with bar("loading weights") as show:
-            runner.load_model(None if config.load_format == "dummy" else checkpoint, show)
+        if programs_only:
+            runner.describe_model(source)
+        else:
+            with bar("loading weights") as show:
+                runner.load_model(source, show)
         eos = _eos_token_ids(checkpoint, tokenizer, model.config.vocab_size)
     load_s = time.perf_counter() - begin
     plan = runner.profile_run()  # now with what the weights really take
-    runner.initialize_kv_cache(plan.num_blocks)
+    runner.initialize_kv_cache(plan.num_blocks, allocate=not programs_only)
     with bar("compiling") as show:
         capture = runner.capture_model(show)
     report = StartupReport(capture.programs, capture.compiled, load_s, capture.seconds, plan)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,34 +108,61 @@ def made_up_steps(
     for size in buckets.tokens:
         total = min(size, max_num_batched_tokens, shape.num_rows * max_model_len)
         full, rest = divmod(total, max_model_len)
-        yield _made_up_step([max_model_len] * full + [rest] * (rest > 0), shape, buckets, max_model_len)
+        yield made_up_step([max_model_len] * full + [rest] * (rest > 0), shape, buckets, max_model_len)
     for size in buckets.requests:
-        yield _made_up_step([1] * size, shape, buckets, max_model_len)
+        yield made_up_step([1] * size, shape, buckets, max_model_len)
         if num_scheduler_steps > 1:
-            yield _made_up_step([1] * size, shape, buckets, max_model_len, num_scheduler_steps)
+            yield made_up_step([1] * size, shape, buckets, max_model_len, num_steps=num_scheduler_steps)
 
 
-def _made_up_step(
-    counts: list[int], shape: BatchShape, buckets: Buckets, max_model_len: int, num_steps: int = 1
+def made_up_step(
+    counts: Sequence[int],
+    shape: BatchShape,
+    buckets: Buckets,
+    max_model_len: int,
+    *,
+    num_computed: int = 0,
+    num_steps: int = 1,
+    blocks: MadeUpBlocks | None = None,
+    params: SamplingParams = _WARM_UP_PARAMS,
 ) -> StepInputs:
+    """A step in which each of len(counts) requests computes so many tokens after num_computed ones.
+
+    num_steps: more than 1 for a burst, in which each computes one token as many times. blocks: gives every request
+    blocks of its own, as long as there are some; None: all are the null block.
+    """
     batch = PersistentBatch(shape, max_model_len)
     requests = [
         NewRequest(
             request_id=str(index),
-            token_ids=[0] * count,
-            sampling_params=_WARM_UP_PARAMS,
+            token_ids=[0] * (num_computed + count),
+            sampling_params=params,
             stop_token_ids=frozenset(),
             key=0,
-            num_prompt_tokens=count,
-            num_computed_tokens=0,
-            block_ids=tuple([] for _ in range(shape.num_groups)),
+            num_prompt_tokens=num_computed + count,
+            num_computed_tokens=num_computed,
+            block_ids=tuple(
+                blocks.take(num_computed + count + num_steps - 1) if blocks else [] for _ in range(shape.num_groups)
+            ),
         )
         for index, count in enumerate(counts)
     ]
-    scheduled = {request.request_id: len(request.token_ids) * num_steps for request in requests}
+    scheduled = {request.request_id: count * num_steps for request, count in zip(requests, counts)}
     schedule = Schedule(new_requests=tuple(requests), num_scheduled_tokens=scheduled, num_steps=num_steps)
     batch.apply(schedule)
     return pack(schedule, batch, buckets)
+
+
+class MadeUpBlocks:
+    """Block ids 1, 2, ... of a pool, beginning again when they run out."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        """num_blocks: of the pool, the null block included."""
+        self._block_size = block_size
+        self._ids = itertools.cycle(range(1, num_blocks))
+
+    def take(self, num_tokens: int) -> list[int]:
+        return list(itertools.islice(self._ids, -(-num_tokens // self._block_size)))
 
 
 def use_compile_cache(folder: str) -> None:

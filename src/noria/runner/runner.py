@@ -5,8 +5,8 @@ The verbs are the field's. A schedule is all it needs, whichever scheduler made 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,22 +19,31 @@ from noria.batch.inputs import BatchShape
 from noria.batch.pack import StepInputs, pack
 from noria.batch.persistent import Expectation, PersistentBatch
 from noria.cache.layout import CacheLayout, plan_layout
-from noria.config import ResolvedConfig
+from noria.config import ResolvedConfig, SamplingParams
 from noria.errors import ConfigError
 from noria.models.decoder import Decoder
-from noria.nn.param import param_bytes, random_params
+from noria.nn.param import abstract_params, param_bytes, random_params
+from noria.observe.step_clock import StepClock
 from noria.ops import native
 from noria.ops.backends import Ops
 from noria.ops.linear.types import DenseWeight
 from noria.ops.ragged_paged_attention.api import KVCache
-from noria.runner.capture import CaptureReport, Programs, made_up_steps, use_compile_cache
+from noria.runner.capture import (
+    CaptureReport,
+    MadeUpBlocks,
+    Programs,
+    made_up_step,
+    made_up_steps,
+    use_compile_cache,
+)
 from noria.runner.memory import MemoryPlan, available_bytes, plan_memory
-from noria.runner.pack_weights import pack_array, pack_matrix
+from noria.runner.pack_weights import abstract_array, abstract_matrix, pack_array, pack_matrix
+from noria.runner.work import WorkModel
 from noria.scheduler.schedule import Schedule, StepResult
 from noria.step.decode import NOT_SAMPLED, DecodeProgram
 from noria.step.programs import StepPrograms
 from noria.weights.base import Checkpoint
-from noria.weights.load import load_weights, place_on
+from noria.weights.load import abstract_weights, load_weights, place_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +55,15 @@ class SampledTokens:
     sources: np.ndarray  # rows of the step that sample
     expected: Expectation | None  # the same as places in the batch; None when no row samples
     token_ids: jax.Array  # [max_num_seqs], or of a burst [most passes, max_num_seqs]
+    clock: StepClock = field(default_factory=StepClock)
 
     def result(self) -> StepResult:
         """Waits for the step, and makes its tokens known to the batch."""
         sampled: dict[str, list[int]] = {request_id: [] for request_id in self.request_ids}
         if self.expected is not None:
+            self.clock.waiting()
             token_ids = np.atleast_2d(np.asarray(self.token_ids))[:, self.sources]
+            self.clock.waited(self.token_ids)
             self.batch.fulfil(self.expected, token_ids)
             for source, tokens in zip(self.sources.tolist(), token_ids.T.tolist()):
                 sampled[self.request_ids[source]] += [token_id for token_id in tokens if token_id != NOT_SAMPLED]
@@ -82,6 +94,7 @@ class ModelRunner:
         self.batch = PersistentBatch(self.shape, config.max_model_len)
         self._num_valid_tokens = min(num_valid_tokens, model.config.vocab_size)
         self._programs = Programs(config.strict_compile)
+        self.clock = StepClock()
         self._weights: Any = None
         self._cache: KVCache | None = None
         self._sampled: Any = None  # [max_num_seqs] int32: tokens of the last step that sampled, on the device
@@ -109,7 +122,9 @@ class ModelRunner:
         declaration, packed = self.model.declaration(), self._ops.linear.packed
         if checkpoint is None:
             with jax.default_device(self.device):
-                self._weights = random_params(declaration, self.dtype, self.config.seed or 0)
+                random = random_params(declaration, self.dtype, self.config.seed or 0)
+            # Committed to the device like weights that were loaded: the compiled programs are then the same.
+            self._weights = jax.device_put(random, self.device)
             if packed:
                 is_weight = lambda leaf: isinstance(leaf, DenseWeight)
                 pack = lambda leaf: pack_array(np.asarray(leaf.data)) if is_weight(leaf) else leaf
@@ -119,13 +134,34 @@ class ModelRunner:
             place = place_on(self.device)
             self._weights = load_weights(checkpoint, declaration, self.dtype, place, progress, pack)
 
+    def describe_model(self, checkpoint: Checkpoint | None) -> None:
+        """In place of load_model where only the programs are wanted: the shapes of what it would load."""
+        declaration, packed = self.model.declaration(), self._ops.linear.packed
+        if checkpoint is None:
+            weights = abstract_params(declaration, self.dtype)
+            if packed:
+                is_weight = lambda leaf: isinstance(leaf, DenseWeight)
+                pack = lambda leaf: abstract_array(leaf.data) if is_weight(leaf) else leaf
+                weights = jax.tree.map(pack, weights, is_leaf=is_weight)
+        else:
+            pack = partial(abstract_matrix, keep_blocks=self.config.quantization == "auto") if packed else None
+            weights = abstract_weights(checkpoint, declaration, self.dtype, pack)
+        self._weights = self._on_device(weights)
+
+    def _on_device(self, shapes: Any) -> Any:
+        """Shapes that lower to the same program as arrays on the device."""
+        sharding = jax.sharding.SingleDeviceSharding(self.device)
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
+
     def profile_run(self) -> MemoryPlan:
         """How the device's memory is divided. Raises ConfigError when one request of max_model_len does not fit.
 
         May be called before load_model, when the weights count as if none stayed packed.
         """
-        loaded = sum(leaf.nbytes for leaf in jax.tree.leaves(self._weights))
-        weights = loaded or param_bytes(self.model.declaration(), self.dtype)
+        leaves = jax.tree.leaves(self._weights)
+        loaded = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, jax.Array))
+        weights = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        weights = weights or param_bytes(self.model.declaration(), self.dtype)
         return plan_memory(
             self.config,
             self.model.config,
@@ -144,11 +180,13 @@ class ModelRunner:
             self.layout.slots * num_blocks, self.config.block_size, c.num_kv_heads, c.head_dim, self.cache_dtype
         )
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """num_blocks: of the pool, the null block included."""
+    def initialize_kv_cache(self, num_blocks: int, *, allocate: bool = True) -> None:
+        """num_blocks: of the pool, the null block included. allocate: false where only the programs are wanted."""
+        sampled = jax.ShapeDtypeStruct((self.shape.num_rows,), jnp.int32)
+        shapes = (self.get_kv_cache_spec(num_blocks), sampled)
         with jax.default_device(self.device):
-            self._cache = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.get_kv_cache_spec(num_blocks))
-            self._sampled = jnp.zeros(self.shape.num_rows, jnp.int32)
+            zeros = partial(jax.tree.map, lambda shape: jnp.zeros(shape.shape, shape.dtype))
+            self._cache, self._sampled = zeros(shapes) if allocate else shapes
         steps = StepPrograms(
             model=self.model,
             shape=self.shape,
@@ -181,14 +219,7 @@ class ModelRunner:
         """Dispatches the forward pass of a step, or the whole of a burst; its tokens come from sample_tokens."""
         self.batch.apply(schedule)
         inputs = pack(schedule, self.batch, self.buckets)
-        arguments = (self._weights, self._cache, self._sampled, inputs.forward)
-        if inputs.is_burst:
-            key, job = ("decode", inputs.num_rows), self._decode_job(inputs)
-            self._cache, self._sampled, outputs = self._programs.call(key, job, *arguments, inputs.sample)
-        else:
-            key, job = ("forward", inputs.num_tokens), self._forward_job(inputs)
-            self._cache, outputs = self._programs.call(key, job, *arguments)
-        self._executed = (inputs, outputs)
+        self._executed = (inputs, self.decode(inputs) if inputs.is_burst else self.forward(inputs))
 
     def sample_tokens(self) -> SampledTokens:
         """Dispatches head and sampler of the step that execute_model began, unless it was a burst."""
@@ -198,14 +229,62 @@ class ModelRunner:
         request_ids = tuple(self.batch.request_ids[row] or "" for row in inputs.rows)
         sources = np.flatnonzero(inputs.samples)
         if not len(sources):
-            return SampledTokens(self.batch, request_ids, sources, None, self._sampled)
+            return SampledTokens(self.batch, request_ids, sources, None, self._sampled, self.clock)
         if not inputs.is_burst:
-            self._sampled = outputs = self._programs.call(
-                ("sample", inputs.num_rows), self._sample_job(inputs), self._weights, outputs, inputs.sample
-            )
+            self._sampled = outputs = self.sample(inputs, outputs)
         outputs.copy_to_host_async()
         expected = self.batch.expect(inputs.rows[sources], sources, inputs.steps[sources])
-        return SampledTokens(self.batch, request_ids, sources, expected, outputs)
+        return SampledTokens(self.batch, request_ids, sources, expected, outputs, self.clock)
+
+    def forward(self, inputs: StepInputs) -> jax.Array:
+        """Dispatches the forward program alone: it writes the cache and yields hidden states [max_num_seqs, E]."""
+        key, job = ("forward", inputs.num_tokens), self._forward_job(inputs)
+        self.clock.dispatching()
+        self._cache, hidden = self._programs.call(key, job, self._weights, self._cache, self._sampled, inputs.forward)
+        self.clock.dispatched(hidden)
+        return hidden
+
+    def sample(self, inputs: StepInputs, hidden: jax.Array) -> jax.Array:
+        """Dispatches the program of head and sampler alone: token ids [max_num_seqs]."""
+        key, job = ("sample", inputs.num_rows), self._sample_job(inputs)
+        self.clock.dispatching()
+        token_ids = self._programs.call(key, job, self._weights, hidden, inputs.sample)
+        self.clock.dispatched(token_ids)
+        return token_ids
+
+    def decode(self, inputs: StepInputs) -> jax.Array:
+        """Dispatches a whole burst: token ids [num_scheduler_steps, max_num_seqs]."""
+        key, job = ("decode", inputs.num_rows), self._decode_job(inputs)
+        arguments = (self._weights, self._cache, self._sampled, inputs.forward, inputs.sample)
+        self.clock.dispatching()
+        self._cache, self._sampled, token_ids = self._programs.call(key, job, *arguments)
+        self.clock.dispatched(token_ids)
+        return token_ids
+
+    def made_up_step(self, counts: Sequence[int], num_computed: int = 0, num_steps: int = 1) -> StepInputs:
+        """Inputs of greedy requests with blocks of their own, for measurements with forward, sample and decode.
+
+        They overwrite the cache of requests that run, so none may. counts, num_steps: see capture.made_up_step.
+        """
+        assert self._cache is not None, "initialize_kv_cache comes first"
+        blocks = MadeUpBlocks(self._cache.data.shape[0] // self.layout.slots, self.config.block_size)
+        params = SamplingParams(temperature=0)
+        return made_up_step(
+            counts,
+            self.shape,
+            self.buckets,
+            self.config.max_model_len,
+            num_computed=num_computed,
+            num_steps=num_steps,
+            blocks=blocks,
+            params=params,
+        )
+
+    def work_model(self) -> WorkModel:
+        """What the steps of this model must read and compute at least. After load_model."""
+        c = self.model.config
+        block = KVCache.bytes_per_block(self.config.block_size, c.num_kv_heads, c.head_dim, self.cache_dtype)
+        return WorkModel(c, self._weights, block / self.config.block_size)
 
     def close(self) -> None:
         """Gives the device's memory back."""

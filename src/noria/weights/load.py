@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from noria.errors import WeightsError
-from noria.nn.param import Param, dense_leaf, is_param, param_bytes
+from noria.nn.param import Param, abstract_params, dense_leaf, is_param, param_bytes
 from noria.weights.base import Checkpoint
 
 _log = logging.getLogger(__name__)
@@ -56,6 +56,25 @@ def load_weights(
             arrays.append(pack(param, tensors))
         else:
             arrays.append(place(_filled(param, tensors), param))
+    return jax.tree.unflatten(treedef, arrays)
+
+
+def abstract_weights(
+    checkpoint: Checkpoint, declaration: Any, dtype: str, pack: Callable[[Param, Tensors], Any] | None = None
+) -> Any:
+    """The shapes (jax.ShapeDtypeStruct) of what load_weights makes, without reading a tensor.
+
+    pack: makes the shape of the leaf of a Param that is a matrix. Raises WeightsError like load_weights.
+    """
+    leaves, treedef = jax.tree.flatten(declaration, is_leaf=is_param)
+    _check(checkpoint, leaves)
+    arrays = []
+    for param in leaves:
+        if param.matrix and pack is not None:
+            tensors = Tensors(checkpoint, _names(param), param.numpy_dtype(dtype), lambda num_bytes: None)
+            arrays.append(pack(param, tensors))
+        else:
+            arrays.append(abstract_params(param, dtype))
     return jax.tree.unflatten(treedef, arrays)
 
 

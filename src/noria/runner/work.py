@@ -1,0 +1,115 @@
+"""What a step must do at least: bytes it has to read, and arithmetic. A benchmark compares it with the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from noria.models.config import DecoderConfig
+from noria.models.decoder import DecoderWeights
+from noria.scheduler.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """bytes_read: weights and cache, each once per program or row; flops: multiplications and additions."""
+
+    bytes_read: float = 0.0
+    flops: float = 0.0
+    steps: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.bytes_read + other.bytes_read, self.flops + other.flops, self.steps + other.steps)
+
+
+class WorkModel:
+    """Counts for one model and the way its weights and cache are stored.
+
+    Reads: every weight of the layers once per forward pass, the head once per pass of the sampler, the keys and values
+    that a row sees once per row. Arithmetic: 2 operations per matrix parameter and token, 2 per parameter of the head
+    and row that samples, and attention's 4 per head, element and pair of query and visible key. Norms, rotations,
+    activations, sampling and padding count nothing.
+    """
+
+    def __init__(self, model: DecoderConfig, weights: DecoderWeights, cache_token_bytes: float) -> None:
+        """weights: arrays or shapes. cache_token_bytes: of one token in one layer."""
+        self._model = model
+        self._cache_token_bytes = cache_token_bytes
+        self._layer_bytes = _bytes((weights.norms, weights.matrices, weights.final_norm))
+        self._head_bytes = _bytes(weights.embedding if weights.head is None else weights.head)
+        heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+        per_layer = model.hidden_size * (2 * heads + 2 * kv_heads + 3 * model.intermediate_size)
+        self._matrix_parameters = model.num_layers * per_layer
+        self._windows: Mapping[int | None, int] = {w: model.windows.count(w) for w in model.windows}
+
+    def forward(self, rows: Iterable[tuple[int, int]]) -> Work:
+        """rows: (tokens in the cache before, tokens computed) of each request in the step."""
+        tokens = keys = pairs = 0
+        for computed, count in rows:
+            tokens += count
+            for window, layers in self._windows.items():
+                keys += layers * _keys(computed, count, window)
+                pairs += layers * _pairs(computed, count, window)
+        c = self._model
+        return Work(
+            bytes_read=self._layer_bytes + keys * self._cache_token_bytes,
+            flops=2.0 * self._matrix_parameters * tokens + 4.0 * c.num_heads * c.head_dim * pairs,
+            steps=1,
+        )
+
+    def sample(self, num_rows: int) -> Work:
+        """num_rows: that sample a token."""
+        if not num_rows:
+            return Work()
+        return Work(self._head_bytes, 2.0 * self._model.hidden_size * self._model.vocab_size * num_rows)
+
+    def total(self, schedules: Iterable[Schedule]) -> Work:
+        """Of steps in the order in which they ran, from one in which every request was new."""
+        total, lengths = Work(), dict[str, int]()
+        for schedule in schedules:
+            computed = {new.request_id: new.num_computed_tokens for new in schedule.new_requests}
+            lengths |= {new.request_id: len(new.token_ids) for new in schedule.new_requests}
+            for cached in schedule.cached_requests:
+                computed[cached.request_id] = cached.num_computed_tokens
+                if cached.token_ids is not None:
+                    lengths[cached.request_id] = len(cached.token_ids)
+            scheduled = schedule.num_scheduled_tokens
+            if schedule.is_burst:
+                total += self.burst((computed[request_id], count) for request_id, count in scheduled.items())
+                continue
+            # A row samples when all of its prompt is computed.
+            ends = [computed[request_id] + count >= lengths[request_id] for request_id, count in scheduled.items()]
+            rows = [(computed[request_id], count) for request_id, count in scheduled.items()]
+            total += self.forward(rows) + self.sample(sum(ends))
+        return total
+
+    def burst(self, rows: Iterable[tuple[int, int]]) -> Work:
+        """rows: (tokens in the cache before, tokens computed one after the other) of each request that decodes."""
+        total, rows = Work(), list(rows)
+        for step in range(max((count for _, count in rows), default=0)):
+            alive = [(computed + step, 1) for computed, count in rows if step < count]
+            total += self.forward(alive) + self.sample(len(alive))
+        return total
+
+
+def _bytes(weights: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(weights))
+
+
+def _keys(computed: int, count: int, window: int | None) -> int:
+    """How many keys the tokens computed + 1 to computed + count see together."""
+    end = computed + count
+    return end if window is None else min(end, window - 1 + count)
+
+
+def _pairs(computed: int, count: int, window: int | None) -> int:
+    """Pairs of such a token and a key it sees: itself and those before it, at most `window`."""
+    end = computed + count
+    below = lambda n: n * (n + 1) // 2  # 1 + 2 + ... + n
+    if window is None:
+        return below(end) - below(computed)
+    growing = below(min(end, window)) - below(min(computed, window))
+    return growing + window * (max(end, window) - max(computed, window))
