@@ -33,7 +33,7 @@ _PATHS = {
 }
 _MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 _COMMON = ("linear/isa_portable.cc", "linear/pack.cc", "runtime/cpu.cc")
-_LIBRARY = (*_COMMON, "linear/ffi.cc", "runtime/exports.cc")
+_LIBRARY = ("linear/ffi.cc", "rotary/ffi.cc", *_COMMON, "runtime/exports.cc")
 _FUZZ = (*_COMMON, "fuzz/linear.cc")
 _FLAGS = (
     *("-std=c++17", "-O2", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"),

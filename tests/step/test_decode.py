@@ -32,7 +32,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=None)
 class Successor:
     """After token t comes t + 1. Its "cache" is a list of the batches that it was called with."""
 
-    config = SimpleNamespace(windows=(None,))
+    config = SimpleNamespace(windows=(None,), final_soft_cap=None)
 
     def forward(self, weights: Any, cache: Any, token_ids: Any, batch: Any, addresses: Any, ops: Any) -> Any:
         count, rows, positions, lens = cache
@@ -43,6 +43,9 @@ class Successor:
     def logits(self, weights: Any, hidden: Any, num_rows: Any, ops: Any) -> Any:
         logits = jax.nn.one_hot(hidden[:, 0] + 1, VOCABULARY)
         return jnp.where(hidden == BROKEN, jnp.nan, logits)
+
+    def greedy(self, weights: Any, hidden: Any, num_rows: Any, num_tokens: int, ops: Any) -> Any:
+        return jnp.where(hidden[:, 0] == BROKEN, NO_TOKEN, hidden[:, 0] + 1)
 
 
 @dataclass

@@ -24,7 +24,7 @@ from noria.ops.ragged_paged_attention.api import (
     LayerAddress,
     RaggedBatch,
 )
-from noria.step.sample import sample
+from noria.step.sample import all_plain_greedy, sample
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,17 @@ class StepPrograms:
     def next_tokens(self, weights: Any, hidden: jax.Array, inputs: SampleInputs) -> jax.Array:
         """hidden [R, E] -> token ids [R]."""
         num_rows = jnp.sum(inputs.num_steps > 0, dtype=jnp.int32)
-        logits = self.model.logits(weights, hidden, num_rows, self.ops)
-        return sample(logits, inputs, self.num_valid_tokens)
+
+        def choose(hidden: jax.Array) -> jax.Array:
+            return sample(self.model.logits(weights, hidden, num_rows, self.ops), inputs, self.num_valid_tokens)
+
+        def greedy(hidden: jax.Array) -> jax.Array:
+            return self.model.greedy(weights, hidden, num_rows, self.num_valid_tokens, self.ops)
+
+        if self.model.config.final_soft_cap is None:
+            return lax.cond(all_plain_greedy(inputs), greedy, choose, hidden)
+        # The cap makes large logits equal, so the first of them must be looked for after it.
+        return choose(hidden)
 
     def _addresses(self) -> LayerAddress:
         """Where the layers' caches lie, as arrays [layers] that the layer scan carries along."""
