@@ -200,6 +200,7 @@ class Life:
         assert not schedule.new_requests
         assert not any(cached.resumed for cached in schedule.cached_requests)
         for request in running:
+            assert request.request_id in tokens or not waiting
             if request.request_id in tokens:
                 ends = request.num_computed_tokens + 1 == most_tokens(request)
                 assert tokens[request.request_id] == schedule.num_steps or ends

@@ -50,6 +50,17 @@ def test_while_others_wait_it_ends_with_the_first_to_make_room() -> None:
     assert late.output_token_ids == expected_tokens([4, 5], 2)
 
 
+def test_who_waits_gets_the_place_of_one_whose_last_token_is_in_flight_at_once() -> None:
+    loop = Loop(num_scheduler_steps=16, max_num_seqs=2)
+    loop.add("a", [1, 2], max_tokens=1)
+    loop.add("b", [3], max_tokens=20)
+    loop.add("late", [4, 5], max_tokens=2)
+    loop.begin()
+    assert burst_of(loop.begin()) == (1, {"b": 1})
+    loop.end()
+    assert burst_of(loop.begin()) == (1, {"b": 1, "late": 2})
+
+
 def test_no_burst_while_a_prompt_is_computed_or_could_be() -> None:
     loop = Loop(num_scheduler_steps=4, budget=8)
     loop.add("a", [1], max_tokens=20)

@@ -27,7 +27,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class EngineStats:
-    steps: int
+    steps: int  # a burst of forward passes is one
     compiles_after_warmup: int  # 0 unless something is wrong
     scheduler: SchedulerStats
     startup: StartupReport

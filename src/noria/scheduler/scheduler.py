@@ -214,19 +214,15 @@ class Scheduler:
         most = self._num_scheduler_steps
         if most == 1 or len(self._running) > self._max_num_batched_tokens:
             return 1
-        growth = []
-        for request in self._running:
-            if (num_tokens := request.num_tokens_to_compute - request.num_computed_tokens) > 1:
-                return 1
-            if num_tokens:
-                growth.append((request, request.max_num_tokens - 1 - request.num_computed_tokens))
-        if not growth or self._can_admit():
+        if any(r.num_tokens_to_compute - r.num_computed_tokens > 1 for r in self._running) or self._can_admit():
             return 1
+        # What is left of them: 0 for one that ends with the token that is being sampled.
+        left = [(request, request.max_num_tokens - 1 - request.num_computed_tokens) for request in self._running]
         limit = min if len(self._waiting) else max
-        num_steps = min(most, limit(count for _, count in growth))
-        while num_steps > 1 and not self.cache.has_room_to_grow((r, min(count, num_steps)) for r, count in growth):
+        num_steps = min(most, limit((count for _, count in left), default=1))
+        while num_steps > 1 and not self.cache.has_room_to_grow((r, min(count, num_steps)) for r, count in left):
             num_steps //= 2
-        return num_steps
+        return max(num_steps, 1)
 
     def _can_admit(self) -> bool:
         """Whether the first that waits has a place."""

@@ -81,9 +81,10 @@ class StepPrograms:
         def greedy(hidden: jax.Array) -> jax.Array:
             return self.model.greedy(weights, hidden, num_rows, self.num_valid_tokens, self.ops)
 
-        if self.model.config.final_soft_cap is not None:  # it makes large logits equal: the first of them wins
-            return choose(hidden)
-        return lax.cond(all_plain_greedy(inputs), greedy, choose, hidden)
+        if self.model.config.final_soft_cap is None:
+            return lax.cond(all_plain_greedy(inputs), greedy, choose, hidden)
+        # The cap makes large logits equal, so the first of them must be looked for after it.
+        return choose(hidden)
 
     def _addresses(self) -> LayerAddress:
         """Where the layers' caches lie, as arrays [layers] that the layer scan carries along."""

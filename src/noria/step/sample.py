@@ -48,16 +48,14 @@ def sample(logits: jax.Array, inputs: SampleInputs, num_tokens: int) -> jax.Arra
 
 def all_plain_greedy(inputs: SampleInputs) -> jax.Array:
     """Whether every row takes its largest logit and nothing is banned: a bool scalar."""
-    bans = (inputs.num_stops > 0) & (inputs.position < inputs.banned_until)
-    return ~jnp.any((inputs.temperature > 0) | bans)
+    return ~(jnp.any(inputs.temperature > 0) | jnp.any(_is_banned(inputs)))
 
 
 def _ban(logits: jax.Array, inputs: SampleInputs, num_tokens: int) -> jax.Array:
     """Masks vocabulary padding, and the stop tokens of rows that have not reached min_tokens."""
     rows, vocab = logits.shape
     logits = jnp.where(jnp.arange(vocab) < num_tokens, logits, _MASKED)
-    is_banned = _is_stop_id(inputs) & (inputs.position < inputs.banned_until)[:, None]  # [R, MAX_STOPS]
-    columns = jnp.where(is_banned, inputs.stops, vocab)  # out of range: dropped
+    columns = jnp.where(_is_banned(inputs), inputs.stops, vocab)  # out of range: dropped
     return logits.at[jnp.arange(rows)[:, None], columns].set(_MASKED, mode="drop")
 
 
@@ -70,6 +68,11 @@ def ends(token_ids: jax.Array, inputs: SampleInputs) -> jax.Array:
 def _is_stop_id(inputs: SampleInputs) -> jax.Array:
     """[R, MAX_STOPS] bool: false for the places of `stops` that hold nothing."""
     return jnp.arange(inputs.stops.shape[1]) < inputs.num_stops[:, None]
+
+
+def _is_banned(inputs: SampleInputs) -> jax.Array:
+    """[R, MAX_STOPS] bool: which places of `stops` hold a token that may not be sampled, for the sake of min_tokens."""
+    return _is_stop_id(inputs) & (inputs.position < inputs.banned_until)[:, None]
 
 
 def _noise(inputs: SampleInputs, vocab: int) -> jax.Array:
