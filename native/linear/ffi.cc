@@ -49,8 +49,9 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer place, 
                   ffi::RemainingRets rets, ffi::Span<const int64_t> kinds, ffi::Span<const int64_t> offsets,
                   ffi::Span<const int64_t> outputs, ffi::Span<const int64_t> biased, int64_t activation, bool x8,
                   std::string_view path, int64_t threads) {
-  const Kernels* kernels = find_kernels(path.data(), path.size());
-  if (kernels == nullptr) return invalid("this processor has no path " + std::string(path));
+  Path found;
+  if (!find_path(path.data(), path.size(), &found)) return invalid("this processor has no path " + std::string(path));
+  const Kernels* kernels = found.linear;
   Problem p{};
   Dtype x_dtype;
   p.weights = static_cast<int>(outputs.size());
@@ -110,7 +111,9 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer place, 
 
 ffi::Error embed(ffi::ThreadPool, ffi::AnyBuffer table, ffi::AnyBuffer ids, ffi::Result<ffi::AnyBuffer> y,
                  int64_t kind, int64_t outputs) {
-  const Kernels* kernels = find_kernels("", 0);
+  Path best;
+  find_path("", 0, &best);
+  const Kernels* kernels = best.linear;
   Dtype dtype;
   if (ids.element_type() != ffi::DataType::S32) return invalid("token ids must be int32");
   if (y->dimensions().size() != 2 || !dtype_of(y->element_type(), &dtype))

@@ -1,24 +1,10 @@
 // What happens to a finished sum: bias, gate, conversion, store. And what happens to activations before the sums.
 #pragma once
 
-#include <initializer_list>
-
 #include "linear/types.h"
+#include "simd/math.h"
 
 namespace noria::NORIA_ISA {
-
-// e^x by the polynomial of Cephes' expf, within 2 units in the last place; infinite from 88.4 on, e^-87 below -87.
-inline Lanes exp(Lanes x) {
-  x = min(splat(89.0f), max(splat(-87.0f), x));
-  const Lanes n = round_even(mul(x, splat(1.44269504088896341f)));
-  Lanes r = fma(n, splat(-0.693359375f), x);
-  r = fma(n, splat(2.12194440e-4f), r);
-  Lanes p = splat(1.9875691500e-4f);
-  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-    p = fma(p, r, splat(c));
-  p = add(fma(mul(r, r), p, r), splat(1.0f));
-  return mul(p, as_lanes(shift_left<23>(add_words(to_words(n), 127))));
-}
 
 // x / (1 + e^-z)
 inline Lanes times_sigmoid(Lanes x, Lanes z) {
@@ -30,19 +16,6 @@ inline Lanes activate(Activation kind, Lanes x) {
   // gelu_tanh(x) = x / 2 (1 + tanh(u)) = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
   const Lanes cubic = fma(mul(mul(x, x), x), splat(0.044715f), x);
   return times_sigmoid(x, mul(cubic, splat(2 * 0.7978845608028654f)));
-}
-
-inline uint16_t to_bfloat16(float value) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &value, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);  // a NaN stays one
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-inline float from_bfloat16(uint16_t value) {
-  const uint32_t bits = static_cast<uint32_t>(value) << 16;
-  float result;
-  __builtin_memcpy(&result, &bits, 4);
-  return result;
 }
 
 // Rows first_row .. of the result, outputs `output` .. output + 15.

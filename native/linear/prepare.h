@@ -2,25 +2,13 @@
 #pragma once
 
 #include <cstring>
-#include <memory>
 
 #include "linear/types.h"
+#include "runtime/scratch.h"
 
 namespace noria {
 
 constexpr int64_t kManyRows = 16;  // that copying them to a better place pays
-
-// Memory that a thread keeps between calls: a large fresh allocation would be paged in each time.
-template <typename T, int slot>
-T* scratch(int64_t count) {
-  thread_local std::unique_ptr<T[]> memory;
-  thread_local int64_t size = 0;
-  if (size < count) {
-    memory.reset(new T[count]);
-    size = count;
-  }
-  return memory.get();
-}
 
 // Rows of `width` elements into rows of `stride`, the rest zero.
 template <typename T>

@@ -40,6 +40,8 @@ inline Lanes round_even(Lanes a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 
+inline float max_of(Lanes a) { return _mm512_reduce_max_ps(a.v); }
+
 inline Words zero_words() { return {_mm512_setzero_si512()}; }
 inline Words load_words(const void* p) { return {_mm512_loadu_si512(p)}; }
 inline void store_words(void* p, Words a) { _mm512_storeu_si512(p, a.v); }
@@ -63,6 +65,9 @@ inline Words to_words(Lanes a) { return {_mm512_cvtps_epi32(a.v)}; }
 inline Lanes as_lanes(Words a) { return {_mm512_castsi512_ps(a.v)}; }
 inline Words as_words(Lanes a) { return {_mm512_castps_si512(a.v)}; }
 
+inline Words words_u16(const void* p) {
+  return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
 inline Lanes from_half(const void* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
 }
@@ -94,3 +99,5 @@ constexpr bool kHasDot2 = false;
 #endif
 
 }  // namespace noria::NORIA_ISA
+
+#include "simd/transpose_x86.h"

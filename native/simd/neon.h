@@ -46,6 +46,10 @@ inline Lanes fma(Lanes a, Lanes b, Lanes c) { NORIA_EACH(Lanes, vfmaq_f32(c.v[i]
 inline Lanes fma(const float* x, Lanes w, Lanes sum) { NORIA_EACH(Lanes, vfmaq_n_f32(sum.v[i], w.v[i], *x)); }
 inline Lanes round_even(Lanes a) { NORIA_EACH(Lanes, vrndnq_f32(a.v[i])); }
 
+inline float max_of(Lanes a) {
+  return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.v[0], a.v[1]), vmaxq_f32(a.v[2], a.v[3])));
+}
+
 inline Words splat_word(uint32_t x) { NORIA_EACH(Words, vdupq_n_u32(x)); }
 inline Words zero_words() { return splat_word(0); }
 inline Words load_words(const void* p) {
@@ -71,6 +75,9 @@ inline Words to_words(Lanes a) { NORIA_EACH(Words, vreinterpretq_u32_s32(vcvtnq_
 inline Lanes as_lanes(Words a) { NORIA_EACH(Lanes, vreinterpretq_f32_u32(a.v[i])); }
 inline Words as_words(Lanes a) { NORIA_EACH(Words, vreinterpretq_u32_f32(a.v[i])); }
 
+inline Words words_u16(const void* p) {
+  NORIA_EACH(Words, vmovl_u16(vreinterpret_u16_u8(vld1_u8(static_cast<const uint8_t*>(p) + 8 * i))));
+}
 inline Lanes from_half(const void* p) {
   NORIA_EACH(Lanes, vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(static_cast<const uint8_t*>(p) + 8 * i))));
 }
@@ -85,6 +92,19 @@ inline Lanes from_i8(const void* p) {
   const int16x8_t low = vmovl_s8(vget_low_s8(a)), high = vmovl_s8(vget_high_s8(a));
   return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
            vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
+}
+
+// [16][16] to [16][16]
+inline void transpose(const float* from, float* to) {
+  for (int row = 0; row < 16; row += 4) {
+    for (int column = 0; column < 16; column += 4) {
+      // Loads four rows' squares of 4 and stores them interleaved: element i of row j goes to 4 i + j.
+      const float* at = from + 16 * row + column;
+      float square[16];
+      vst4q_f32(square, {{vld1q_f32(at), vld1q_f32(at + 16), vld1q_f32(at + 32), vld1q_f32(at + 48)}});
+      for (int i = 0; i < 4; ++i) vst1q_f32(to + 16 * (column + i) + row, vld1q_f32(square + 4 * i));
+    }
+  }
 }
 
 // sum + the products of 4 unsigned codes a lane with 4 signed activations, in 32-bit integers, exact.

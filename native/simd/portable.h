@@ -61,6 +61,12 @@ inline Lanes fma(Lanes a, Lanes b, Lanes c) { NORIA_EACH(Lanes, a.v[i] * b.v[i] 
 inline Lanes fma(const float* x, Lanes w, Lanes sum) { NORIA_EACH(Lanes, *x * w.v[i] + sum.v[i]); }
 inline Lanes round_even(Lanes a) { NORIA_EACH(Lanes, std::nearbyintf(a.v[i])); }
 
+inline float max_of(Lanes a) {
+  float m = a.v[0];
+  for (int i = 1; i < 16; ++i) m = a.v[i] > m ? a.v[i] : m;
+  return m;
+}
+
 inline Words zero_words() { NORIA_EACH(Words, 0); }
 inline Words load_words(const void* p) {
   Words r;
@@ -89,6 +95,11 @@ inline Words to_words(Lanes a) { NORIA_EACH(Words, round_to_word(a.v[i])); }
 inline Lanes as_lanes(Words a) { NORIA_EACH(Lanes, bits_to_float(a.v[i])); }
 inline Words as_words(Lanes a) { NORIA_EACH(Words, float_to_bits(a.v[i])); }
 
+inline Words words_u16(const void* p) {
+  uint16_t half[16];
+  std::memcpy(half, p, sizeof half);
+  NORIA_EACH(Words, half[i]);
+}
 inline Lanes from_half(const void* p) {
   uint16_t half[16];
   std::memcpy(half, p, sizeof half);
@@ -96,6 +107,12 @@ inline Lanes from_half(const void* p) {
 }
 inline Lanes from_u8(const void* p) { NORIA_EACH(Lanes, static_cast<const uint8_t*>(p)[i]); }
 inline Lanes from_i8(const void* p) { NORIA_EACH(Lanes, static_cast<const int8_t*>(p)[i]); }
+
+// [16][16] to [16][16]
+inline void transpose(const float* from, float* to) {
+  for (int row = 0; row < 16; ++row)
+    for (int column = 0; column < 16; ++column) to[16 * column + row] = from[16 * row + column];
+}
 
 // sum + the products of 4 unsigned codes a lane with 4 signed activations, in 32-bit integers, exact.
 template <bool wide>

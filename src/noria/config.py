@@ -125,7 +125,7 @@ class EngineConfig:
     async_scheduling: bool = True  # plan and dispatch a step while the one before it runs
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"  # priority: the lower value of a request comes first
 
-    attention_backend: Literal["auto", "reference", "xla"] = "auto"
+    attention_backend: Literal["auto", "reference", "xla", "native"] = "auto"  # auto as for linear_backend
     linear_backend: Literal["auto", "reference", "xla", "native"] = "auto"  # auto: native on a CPU where it was built
     quantization: Literal["auto", "none"] = "auto"  # auto: GGUF blocks stay packed where the linear op can use them
     compile_cache_dir: str | None = None  # "" turns the persistent compile cache off

@@ -16,4 +16,4 @@ class Ops:
     @staticmethod
     def choose(attention_backend: str, linear_backend: str, platform: str) -> Ops:
         """By name; "auto" is the fastest there is. platform: "cpu", "gpu" or "tpu"."""
-        return Ops(attention.choose(attention_backend), linear.choose(linear_backend, platform))
+        return Ops(attention.choose(attention_backend, platform), linear.choose(linear_backend, platform))
