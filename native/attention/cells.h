@@ -77,7 +77,7 @@ inline uint32_t round_to(float value) {
   const uint32_t rounded = size + ((1u << (shift - 1)) - 1) + (size >> shift & 1);
   const uint32_t code = (rounded >> shift) - ((127 - bias) << mantissa_bits);
   constexpr uint32_t infinity = ((1u << exponent_bits) - 1) << mantissa_bits;
-  return sign | (code < infinity ? code : infinity);
+  return sign | (exponent_bits == 4 || code < infinity ? code : infinity);  // e4m3 has none, and is clipped
 }
 
 inline float clip(float value, float limit) { return value > limit ? limit : value < -limit ? -limit : value; }
