@@ -73,12 +73,13 @@ struct Seen {
 
 inline void load_queries(const Work& w) {
   for (int64_t i = 0; i < w.queries; ++i) {
-    float* to = w.q + i * w.p.head_dim;
+    float* to = w.q + i * w.width;
     const int64_t from = w.at(i);
     if (w.p.dtype == Dtype::kFloat32) {
       __builtin_memcpy(to, static_cast<const float*>(w.p.q) + from, w.p.head_dim * sizeof(float));
     } else {
-      for (int64_t d = 0; d < w.p.head_dim; ++d) to[d] = from_bfloat16(static_cast<const uint16_t*>(w.p.q)[from + d]);
+      const auto* numbers = reinterpret_cast<const uint8_t*>(static_cast<const uint16_t*>(w.p.q) + from);
+      each_lanes<CacheDtype::kBFloat16>(numbers, w.p.head_dim, [&](int64_t d, Lanes x) NORIA_INLINE { store(to + d, x); });
     }
   }
 }
@@ -145,14 +146,16 @@ inline void attend_tile(const Work& w, int64_t start) {
   if (first >= last) return;
   const int64_t first_key = Seen(w, first, start).first, last_key = Seen(w, last - 1, start).last;
   const TileCells cells(w.p, w.item.row, w.item.kv_head, start, first_key, last_key);
+  const int64_t rest = w.position + w.item.tokens - (start + kKeyTile), next = rest < 0 ? 0 : rest;
+  const TileCells ahead(w.p, w.item.row, w.item.kv_head, start + kKeyTile, 0, next < kKeyTile ? next : kKeyTile);
   bool finite = true;
   with_cells(w.p.cache_dtype, [&](auto dtype) {
-    load_keys<dtype>(cells, w.p.head_dim, w.keys, w.room);
-    finite = load_values<dtype>(cells, w.p.head_dim, w.values);
+    load_keys<dtype>(cells, ahead, w.p.head_dim, w.keys, w.room);
+    finite = load_values<dtype>(cells, ahead, w.p.head_dim, w.values);
   });
   const int64_t from = first_key / kLanes * kLanes, to = padded(last_key);  // whole panels of keys
   const int64_t query = first * w.item.heads, count = (last - first) * w.item.heads;
-  product({count, w.p.head_dim, (to - from) / kLanes}, {w.q + query * w.p.head_dim, w.p.head_dim},
+  product({count, w.p.head_dim, (to - from) / kLanes}, {w.q + query * w.width, w.width},
           {w.keys + from * w.width, w.width * kLanes}, {w.scores + query * kKeyTile + from, kKeyTile}, nullptr);
   soften(w, query, query + count, start, from, to);
   if (finite) return mix(w, first, last, first_key, last_key);
@@ -182,18 +185,22 @@ inline void add_part(const Work& w, const State& sum, const State& part) {
 }
 
 inline void store_results(const Work& w) {
+  const int64_t size = w.p.dtype == Dtype::kFloat32 ? 4 : 2;
   for (int64_t i = 0; i < w.queries; ++i) {
-    float total = 0, values[kLanes];
+    float total = 0;
     for (int lane = 0; lane < kLanes; ++lane) total += w.sum.total[i * kLanes + lane];
-    const int64_t to = w.at(i);
+    uint8_t* out = static_cast<uint8_t*>(w.p.out) + w.at(i) * size;
     for (int64_t d = 0; d < w.p.head_dim; d += kLanes) {
-      const int64_t left = w.p.head_dim - d, count = left < kLanes ? left : kLanes;
-      store(values, div(load(w.sum.mixed + i * w.width + d), splat(total)));
+      const Lanes value = div(load(w.sum.mixed + i * w.width + d), splat(total));
+      alignas(64) uint8_t rest[kLanes * sizeof(float)];
+      const bool whole = d + kLanes <= w.p.head_dim;
+      uint8_t* const to = whole ? out + d * size : rest;
       if (w.p.dtype == Dtype::kFloat32) {
-        __builtin_memcpy(static_cast<float*>(w.p.out) + to + d, values, count * sizeof(float));
+        store(reinterpret_cast<float*>(to), value);
       } else {
-        for (int64_t j = 0; j < count; ++j) static_cast<uint16_t*>(w.p.out)[to + d + j] = to_bfloat16(values[j]);
+        store_bfloat16(reinterpret_cast<uint16_t*>(to), value);
       }
+      if (!whole) __builtin_memcpy(out + d * size, rest, (w.p.head_dim - d) * size);
     }
   }
 }

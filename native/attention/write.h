@@ -27,6 +27,12 @@ inline float write_cells(int64_t count, uint8_t* to, At&& at) {
 
 template <CacheDtype dtype>
 inline void write_vector(const Problem& p, const void* source, int64_t from, uint8_t* to, float* scale) {
+  constexpr bool narrow = dtype == CacheDtype::kBFloat16;
+  if ((narrow && p.dtype == Dtype::kBFloat16) || (dtype == CacheDtype::kFloat32 && p.dtype == Dtype::kFloat32)) {
+    const int64_t bytes = attention::cell_bytes(dtype);
+    __builtin_memcpy(to, static_cast<const uint8_t*>(source) + from * bytes, p.head_dim * bytes);
+    return;
+  }
   float value;
   if (p.dtype == Dtype::kBFloat16) {
     const auto* numbers = static_cast<const uint16_t*>(source) + from;

@@ -94,15 +94,15 @@ inline Lanes from_i8(const void* p) {
            vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
 }
 
-// [16][16] to [16][16]
-inline void transpose(const float* from, float* to) {
-  for (int row = 0; row < 16; row += 4) {
-    for (int column = 0; column < 16; column += 4) {
-      // Loads four rows' squares of 4 and stores them interleaved: element i of row j goes to 4 i + j.
-      const float* at = from + 16 * row + column;
-      float square[16];
-      vst4q_f32(square, {{vld1q_f32(at), vld1q_f32(at + 16), vld1q_f32(at + 32), vld1q_f32(at + 48)}});
-      for (int i = 0; i < 4; ++i) vst1q_f32(to + 16 * (column + i) + row, vld1q_f32(square + 4 * i));
+// to[i][j] = rows[j][from + i], i and j below 16.
+inline void transpose(const float* const (&rows)[16], int64_t from, float* to) {
+  for (int j = 0; j < 16; j += 4) {
+    for (int i = 0; i < 16; i += 4) {
+      const float* const* row = rows + j;
+      const int64_t at = from + i;
+      float square[16];  // stored interleaved: element i of row j goes to 4 i + j
+      vst4q_f32(square, {{vld1q_f32(row[0] + at), vld1q_f32(row[1] + at), vld1q_f32(row[2] + at), vld1q_f32(row[3] + at)}});
+      for (int k = 0; k < 4; ++k) vst1q_f32(to + 16 * (i + k) + j, vld1q_f32(square + 4 * k));
     }
   }
 }

@@ -108,10 +108,10 @@ inline Lanes from_half(const void* p) {
 inline Lanes from_u8(const void* p) { NORIA_EACH(Lanes, static_cast<const uint8_t*>(p)[i]); }
 inline Lanes from_i8(const void* p) { NORIA_EACH(Lanes, static_cast<const int8_t*>(p)[i]); }
 
-// [16][16] to [16][16]
-inline void transpose(const float* from, float* to) {
-  for (int row = 0; row < 16; ++row)
-    for (int column = 0; column < 16; ++column) to[16 * column + row] = from[16 * row + column];
+// to[i][j] = rows[j][from + i], i and j below 16.
+inline void transpose(const float* const (&rows)[16], int64_t from, float* to) {
+  for (int j = 0; j < 16; ++j)
+    for (int i = 0; i < 16; ++i) std::memcpy(to + 16 * i + j, rows[j] + from + i, sizeof(float));
 }
 
 // sum + the products of 4 unsigned codes a lane with 4 signed activations, in 32-bit integers, exact.
