@@ -92,7 +92,8 @@ inline void narrow_cell(float value, uint8_t* p) {
     if constexpr (dtype == CacheDtype::kBFloat16) {
       if constexpr (!from_bfloat16) {
         value = clip(value, float_of(0x7f7f0000));
-        if ((bits_of(value) & 0x7fffffff) < 0x00800000) value = 0.0f;  // XLA's clip takes subnormal floats as zero
+        // XLA's clip takes subnormal floats as zeros of their sign.
+        if ((bits_of(value) & 0x7fffffff) < 0x00800000) value = float_of(bits_of(value) & 0x80000000);
       }
       code = to_bfloat16(value);
     } else {

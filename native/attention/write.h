@@ -13,14 +13,15 @@ inline float write_cells(int64_t count, uint8_t* to, At&& at) {
     return 0.0f;
   } else {
     float top = 0;
-    bool nan = false;
     for (int64_t i = 0; i < count; ++i) {
       const float size = float_of(bits_of(at(i)) & 0x7fffffff);
       top = size > top ? size : top;
-      nan |= size != size;
     }
-    const float scale = nan ? float_of(0x7fc00000) : top / 127.0f, unit = scale == 0 ? 1.0f : scale;
-    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<uint8_t>(round_to_int8(at(i) / unit));
+    // XLA turns both divisions of cache.py into products with an inverse, and takes subnormal floats as zeros.
+    float scale = top * (1.0f / 127.0f);
+    if (scale < float_of(0x00800000)) scale = 0.0f;
+    const float inverse = 1.0f / (scale == 0.0f ? 1.0f : scale);
+    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<uint8_t>(round_to_int8(at(i) * inverse));
     return scale;
   }
 }

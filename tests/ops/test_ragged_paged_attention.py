@@ -1,4 +1,4 @@
-"""The shared suite of the op: every back end and processor path against the reference, and against itself, bit for bit."""
+"""The shared suite: every back end and processor path against the reference, and bit for bit against itself."""
 
 import functools
 
