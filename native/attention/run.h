@@ -77,7 +77,7 @@ inline int64_t work_of(const Problem& p, const Item& item) {
 inline void clear_padding(const Problem& p) {
   const int64_t bytes = p.heads * p.head_dim * (p.dtype == Dtype::kFloat32 ? 4 : 2);
   const auto clear = [&](int64_t first, int64_t last) {
-    std::memset(static_cast<uint8_t*>(p.out) + first * bytes, 0, (last - first) * bytes);
+    if (first < last) std::memset(static_cast<uint8_t*>(p.out) + first * bytes, 0, (last - first) * bytes);
   };
   for (int64_t row = 0; row < p.rows; ++row)
     if (p.seq_lens[row] == 0) clear(p.query_start[row], p.query_start[row + 1]);
