@@ -81,7 +81,7 @@ Case draw(Random& random) {
   int64_t longest = 1;
   for (int64_t row = 0; row < p.rows; ++row) {
     const bool decode = random() % 2, padding = random() % 8 == 0;
-    const int64_t length = padding ? 0 : between(random, 1, wide ? 100 : 400);
+    const int64_t length = padding ? 0 : between(random, 1, random() % 8 == 0 && !wide ? 400 : 90);
     c.length.push_back(length);
     c.first.push_back(padding ? 0 : decode ? length - 1 : between(random, 0, length - 1));
     longest = std::max(longest, length);
@@ -171,8 +171,12 @@ float value_at(const Bytes& bytes, Dtype dtype, int64_t i) {
   return value;
 }
 
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {  // of which some are NaN
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) { return std::memcmp(&x, &y, 4) == 0; });
+}
+
 void compare(const Case& c, const char* path, const Result& want, const Result& got) {
-  if (got.cache != want.cache || std::memcmp(got.cache_scale.data(), want.cache_scale.data(), want.cache_scale.size() * 4) != 0)
+  if (got.cache != want.cache || !same_bits(got.cache_scale, want.cache_scale))
     fail(c, path, "writes another cache than portable");
   const auto count = static_cast<int64_t>(got.out.size()) / number_bytes(c.p.dtype);
   for (int64_t i = 0; i < count; ++i) {
@@ -198,7 +202,8 @@ void check_chunks(Random& random, const Case& c, const Path& path, const Result&
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t padding = c.length[row] == 0;
     const auto same = [&](const Bytes& part, int64_t* from, int64_t count) {
-      if (std::memcmp(part.data() + *from * bytes, whole.out.data() + at * bytes, count * bytes) != 0)
+      const auto begin = part.begin() + *from * bytes;
+      if (!std::equal(begin, begin + count * bytes, whole.out.begin() + at * bytes))
         fail(c, path.name, "a token depends on its chunk");
       *from += count + padding, at += count;
     };
