@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
+INSTALLED := pyproject.toml hatch_build.py $(shell find native -name '*.py' -o -name '*.h' -o -name '*.cc')
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # pyright would otherwise ask a registry for its newest version on every run
@@ -72,13 +73,13 @@ $(BIN)/python:
 	  echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu install the package python3-venv" >&2; \
 	  exit 1; }
 
-$(RUN_STAMP): pyproject.toml | $(BIN)/python
+$(RUN_STAMP): $(INSTALLED) | $(BIN)/python
 	@echo "installing noria into $(VENV) (a minute or two the first time)"
 	@$(PIP) install --editable .
 	@touch $@
 
 # The development environment can run the demo as well.
-$(DEV_STAMP): pyproject.toml | $(BIN)/python
+$(DEV_STAMP): $(INSTALLED) | $(BIN)/python
 	@echo "installing noria and its development tools into $(VENV) (a minute or two the first time)"
 	@$(PIP) install --editable ".[dev]"
 	@touch $(RUN_STAMP) $@

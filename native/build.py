@@ -34,7 +34,7 @@ _PATHS = {
 _ROOMS = ("linear", "attention")  # each has its kernels in an isa_<path>.cc
 _MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 _COMMON = ("linear/isa_portable.cc", "attention/isa_portable.cc", "linear/pack.cc", "runtime/cpu.cc")
-_LIBRARY = (*_COMMON, "linear/ffi.cc", "attention/ffi.cc", "runtime/exports.cc")
+_LIBRARY = ("linear/ffi.cc", "attention/ffi.cc", "rotary/ffi.cc", *_COMMON, "runtime/exports.cc")
 _FUZZ = (*_COMMON, "fuzz/linear.cc", "fuzz/attention.cc", "fuzz/main.cc")
 _FLAGS = (
     *("-std=c++17", "-O2", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"),

@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "attention/types.h"
-#include "simd/math.h"
 
 namespace noria::NORIA_ISA {
 
@@ -31,7 +30,7 @@ inline NORIA_INLINE Lanes widen_cells(const uint8_t* p) {
   if constexpr (dtype == CacheDtype::kFloat32) {
     return load(reinterpret_cast<const float*>(p));
   } else if constexpr (dtype == CacheDtype::kBFloat16) {
-    return as_lanes(shift_left<16>(words_u16(p)));
+    return from_bfloat16(p);
   } else if constexpr (dtype == CacheDtype::kFloat16) {
     return from_half(p);
   } else if constexpr (dtype == CacheDtype::kInt8) {
@@ -95,7 +94,7 @@ inline void narrow_cell(float value, uint8_t* p) {
         // XLA's clip takes subnormal floats as zeros of their sign.
         if ((bits_of(value) & 0x7fffffff) < 0x00800000) value = float_of(bits_of(value) & 0x80000000);
       }
-      code = to_bfloat16(value);
+      code = static_cast<uint16_t>(round_to<8, 7, 0x7fc0>(value));
     } else {
       code = static_cast<uint16_t>(round_to<5, 10, 0x7e00>(from_bfloat16 ? value : clip(value, 65504.0f)));
     }

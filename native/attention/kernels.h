@@ -11,6 +11,7 @@
 #include "attention/products.h"
 #include "attention/tiles.h"
 #include "attention/write.h"
+#include "simd/math.h"
 
 namespace noria::NORIA_ISA {
 

@@ -88,7 +88,7 @@ inline void clear_padding(const Problem& p) {
 // This thread's scratch memory for items of the problem.
 inline float* aligned_scratch(const Problem& p) {
   constexpr int64_t align = 64 / sizeof(float);
-  float* memory = scratch<float, 7>(scratch_floats(kQueryRows, p.head_dim) + align);
+  float* memory = scratch<float, 8>(scratch_floats(kQueryRows, p.head_dim) + align);
   const auto over = reinterpret_cast<uintptr_t>(memory) % 64 / sizeof(float);
   return memory + (over ? align - over : 0);
 }
@@ -100,7 +100,7 @@ void run_parts(Pool& pool, const Problem& p, const Kernels& kernels, int64_t thr
   int64_t floats = 0;
   for (const Item& item : items)
     floats += (item.last_part - item.first_part) * state_floats(item.queries(), p.head_dim);
-  float* const states = scratch<float, 8>(floats);
+  float* const states = scratch<float, 9>(floats);
   float* state = states;
   for (const Item& item : items) {
     for (int64_t part = item.first_part; part < item.last_part; ++part) {

@@ -37,7 +37,7 @@ inline void write_vector(const Problem& p, const void* source, int64_t from, uin
   float value;
   if (p.dtype == Dtype::kBFloat16) {
     const auto* numbers = static_cast<const uint16_t*>(source) + from;
-    value = write_cells<dtype, true>(p.head_dim, to, [&](int64_t i) NORIA_INLINE { return from_bfloat16(numbers[i]); });
+    value = write_cells<dtype, true>(p.head_dim, to, [&](int64_t i) NORIA_INLINE { return float_of(static_cast<uint32_t>(numbers[i]) << 16); });
   } else {
     const auto* numbers = static_cast<const float*>(source) + from;
     value = write_cells<dtype, false>(p.head_dim, to, [&](int64_t i) NORIA_INLINE { return numbers[i]; });

@@ -1,139 +1,135 @@
-// The XLA custom calls noria_linear and noria_embed: operands checked, activations prepared, units shared among threads.
+// The XLA custom calls noria_linear, noria_argmax and noria_embed: operands read, checked, and handed on.
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <string_view>
 
-#include "linear/prepare.h"
-#include "linear/types.h"
-#include "runtime/cpu.h"
-#include "runtime/parallel.h"
-#include "xla/ffi/api/ffi.h"
-
-namespace ffi = xla::ffi;
+#include "linear/compute.h"
+#include "runtime/operands.h"
 
 namespace noria {
 namespace {
-
-constexpr int64_t kSmallWork = 1 << 17;  // multiply-adds below which waking a thread costs more than it gains
-
-ffi::Error invalid(const std::string& message) { return ffi::Error::InvalidArgument("noria: " + message); }
-
-bool dtype_of(ffi::DataType type, Dtype* out) {
-  if (type != ffi::DataType::F32 && type != ffi::DataType::BF16) return false;
-  *out = type == ffi::DataType::F32 ? Dtype::kFloat32 : Dtype::kBFloat16;
-  return true;
-}
 
 struct Layers {
   ffi::Span<const int64_t> kinds, offsets, outputs;  // [weights * layers] twice, [weights]
   int64_t count;
 };
 
-// What `weight` of layer `layer` is, checked against the operand that holds it.
-ffi::Error find_weight(const Layers& layers, int index, int64_t layer, int64_t k, const ffi::AnyBuffer& data,
-                       Weight* weight) {
+Weight find_weight(const Layers& layers, int index, int64_t layer, int64_t k, ffi::AnyBuffer data) {
+  require(layer >= 0 && layer < layers.count, "this layer does not exist");
   const int64_t kind = layers.kinds[index * layers.count + layer], offset = layers.offsets[index * layers.count + layer];
-  if (kind < 0 || kind >= kKinds) return invalid("unknown kind of weight");
-  weight->kind = static_cast<Kind>(kind);
-  weight->outputs = layers.outputs[index];
-  const int64_t need = ceil_div(weight->outputs, kLanes) * tile_bytes(weight->kind, k);
-  if (data.element_type() != ffi::DataType::U8 || offset < 0 ||
-      offset + need > static_cast<int64_t>(data.size_bytes()))
-    return invalid("packed weight is smaller than its description says");
-  weight->data = static_cast<const uint8_t*>(data.untyped_data()) + offset;
-  return ffi::Error::Success();
+  require(kind >= 0 && kind < kKinds, "unknown kind of weight");
+  Weight weight{};
+  weight.kind = static_cast<Kind>(kind);
+  weight.outputs = layers.outputs[index];
+  const int64_t need = ceil_div(weight.outputs, kLanes) * tile_bytes(weight.kind, k);
+  require(data.element_type() == ffi::DataType::U8 && offset >= 0 &&
+              offset + need <= static_cast<int64_t>(data.size_bytes()),
+          "packed weight is smaller than its description says");
+  weight.data = static_cast<const uint8_t*>(data.untyped_data()) + offset;
+  return weight;
 }
 
-ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer place, ffi::RemainingArgs args,
+Input input_of(ffi::AnyBuffer x, bool x8) {
+  require(x.dimensions().size() == 2, "x must be a matrix");
+  return {x.untyped_data(), dtype_of(x), x8, {}};
+}
+
+ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer where, ffi::RemainingArgs args,
                   ffi::RemainingRets rets, ffi::Span<const int64_t> kinds, ffi::Span<const int64_t> offsets,
                   ffi::Span<const int64_t> outputs, ffi::Span<const int64_t> biased, int64_t activation, bool x8,
-                  std::string_view path, int64_t threads) {
-  Path found;
-  if (!find_path(path.data(), path.size(), &found)) return invalid("this processor has no path " + std::string(path));
-  const Kernels* kernels = found.linear;
-  Problem p{};
-  Dtype x_dtype;
-  p.weights = static_cast<int>(outputs.size());
-  p.activation = static_cast<Activation>(activation);
-  const bool gated = p.activation != Activation::kNone;
-  if (p.weights < 1 || p.weights > kMaxWeights || biased.size() != outputs.size() ||
-      kinds.size() != offsets.size() || kinds.size() % p.weights != 0)
-    return invalid("attributes of the weights do not match");
-  if (x.dimensions().size() != 2 || !dtype_of(x.element_type(), &x_dtype))
-    return invalid("x must be a matrix of float32 or bfloat16");
-  if (place.element_type() != ffi::DataType::S32 || place.element_count() != 2)
-    return invalid("the layer and the number of rows must be two int32");
-  if (gated && (p.weights != 2 || outputs[0] != outputs[1])) return invalid("a gate needs two weights of one shape");
-  if (rets.size() != static_cast<size_t>(gated ? 1 : p.weights)) return invalid("wrong number of results");
-  const int64_t all_rows = x.dimensions()[0];
-  const int32_t* const where = static_cast<const int32_t*>(place.untyped_data());
-  p.rows = std::clamp<int64_t>(where[1], 0, all_rows);
-  p.k = x.dimensions()[1];
-  const Layers layers{kinds, offsets, outputs, static_cast<int64_t>(kinds.size()) / p.weights};
-  const int64_t index = where[0];
-  if (index < 0 || index >= layers.count) return invalid("layer " + std::to_string(index) + " does not exist");
-  size_t operand = 0;
-  int64_t work = 0;
-  for (int i = 0; i < p.weights; ++i) {
-    auto data = args.get<ffi::AnyBuffer>(operand++);
-    if (data.has_error()) return data.error();
-    Weight& weight = p.weight[i];
-    if (ffi::Error error = find_weight(layers, i, index, p.k, *data, &weight); error.failure()) return error;
-    work += p.rows * p.k * weight.outputs;
-    if (biased[i]) {
-      auto bias = args.get<ffi::AnyBuffer>(operand++);
-      if (bias.has_error()) return bias.error();
-      const auto count = static_cast<int64_t>(bias->element_count());
-      if (!dtype_of(bias->element_type(), &weight.bias_dtype) || count != layers.count * weight.outputs)
-        return invalid("a bias must be [layers, outputs] of float32 or bfloat16");
-      const int64_t size = weight.bias_dtype == Dtype::kFloat32 ? 4 : 2;
-      weight.bias = static_cast<const uint8_t*>(bias->untyped_data()) + index * weight.outputs * size;
+                  bool has_norm, float epsilon, float offset, bool has_post_norm, float post_epsilon,
+                  float post_offset, bool has_residual, std::string_view path, int64_t threads) {
+  return guarded([&] {
+    const Kernels& kernels = kernels_of(path);
+    Input in = input_of(x, x8);
+    Problem p{};
+    p.weights = static_cast<int>(outputs.size());
+    p.activation = static_cast<Activation>(activation);
+    const bool gated = p.activation != Activation::kNone;
+    require(p.weights >= 1 && p.weights <= kMaxWeights && biased.size() == outputs.size() &&
+                kinds.size() == offsets.size() && kinds.size() % p.weights == 0,
+            "attributes of the weights do not match");
+    require(!gated || (p.weights == 2 && outputs[0] == outputs[1]), "a gate needs two weights of one shape");
+    require(rets.size() == static_cast<size_t>(gated ? 1 : p.weights), "wrong number of results");
+    require(rets.size() == 1 || !(has_post_norm || has_residual), "only one result can be normalized or added to");
+    const int64_t all_rows = x.dimensions()[0];
+    const Place place(where, all_rows);
+    p.rows = place.rows;
+    p.k = x.dimensions()[1];
+    const Layers layers{kinds, offsets, outputs, static_cast<int64_t>(kinds.size()) / p.weights};
+    Operands operands(args, place.layer);
+    for (int i = 0; i < p.weights; ++i) {
+      Weight& weight = p.weight[i] = find_weight(layers, i, place.layer, p.k, operands.next());
+      if (biased[i]) weight.bias = operands.vector(weight.outputs, &weight.bias_dtype);
+      if (static_cast<size_t>(i) >= rets.size()) continue;
+      auto y = rets.get<ffi::AnyBuffer>(i);
+      require(y.has_value(), "a result is missing");
+      p.y_dtype = dtype_of(**y);
+      const int64_t row_bytes = weight.outputs * size_of(p.y_dtype);
+      require(static_cast<int64_t>((*y)->size_bytes()) == all_rows * row_bytes, "results must be [rows, outputs]");
+      weight.y = (*y)->untyped_data();
+      // Rows nobody asked for: zeros cost less than what may lie there, an infinity or a slow denormal.
+      std::memset(static_cast<uint8_t*>(weight.y) + p.rows * row_bytes, 0, (all_rows - p.rows) * row_bytes);
     }
-    if (static_cast<size_t>(i) >= rets.size()) continue;
-    auto y = rets.get<ffi::AnyBuffer>(i);
-    if (y.has_error()) return y.error();
-    if (!dtype_of((*y)->element_type(), &p.y_dtype) ||
-        static_cast<int64_t>((*y)->element_count()) != all_rows * weight.outputs)
-      return invalid("results must be [rows, outputs] of float32 or bfloat16");
-    weight.y = (*y)->untyped_data();
-    // Rows nobody asked for: zeros cost less than what may lie there, an infinity or a slow denormal.
-    const size_t row_bytes = (*y)->size_bytes() / std::max<int64_t>(all_rows, 1);
-    std::memset(static_cast<uint8_t*>(weight.y) + p.rows * row_bytes, 0, (all_rows - p.rows) * row_bytes);
-  }
-  if (p.rows == 0) return ffi::Error::Success();
-  prepare(x.untyped_data(), x_dtype, x8, *kernels, &p);
-  if (work < kSmallWork) threads = 1;
-  if (threads == 0) threads = pool.num_threads();
-  parallel(pool, kernels->units(p), threads, 1, [&](int64_t first, int64_t last) { kernels->run(p, first, last); });
-  return ffi::Error::Success();
+    if (has_norm) in.norm = operands.norm<4>(p.k, epsilon, offset, kernels);
+    if (has_post_norm) p.post_norm = operands.norm<5>(p.weight[0].outputs, post_epsilon, post_offset, kernels);
+    if (has_residual) {
+      const ffi::AnyBuffer residual = operands.next();
+      require(dtype_of(residual) == p.y_dtype &&
+                  static_cast<int64_t>(residual.element_count()) == all_rows * p.weight[0].outputs,
+              "the residual must be like the result");
+      p.residual = residual.untyped_data();
+    }
+    if (p.rows > 0) compute(pool, kernels, in, pool_threads(pool, threads), &p);
+  });
 }
 
-ffi::Error embed(ffi::ThreadPool, ffi::AnyBuffer table, ffi::AnyBuffer ids, ffi::Result<ffi::AnyBuffer> y,
+ffi::Error argmax(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer where, ffi::RemainingArgs args,
+                  ffi::Result<ffi::AnyBuffer> largest, int64_t kind, int64_t outputs, int64_t choices, bool x8,
+                  bool has_norm, float epsilon, float offset, std::string_view path, int64_t threads) {
+  return guarded([&] {
+    const Kernels& kernels = kernels_of(path);
+    Input in = input_of(x, x8);
+    const int64_t all_rows = x.dimensions()[0], start = 0;
+    const Place place(where, all_rows);
+    require(largest->element_type() == ffi::DataType::S32 && static_cast<int64_t>(largest->element_count()) == all_rows,
+            "the result must be one int32 for each row");
+    require(choices >= 1 && choices <= outputs, "the choices must be some of the outputs");
+    Problem p{};
+    p.rows = place.rows;
+    p.k = x.dimensions()[1];
+    p.weights = 1;
+    p.choices = choices;
+    const Layers layers{{&kind, 1}, {&start, 1}, {&outputs, 1}, 1};
+    Operands operands(args, place.layer);
+    p.weight[0] = find_weight(layers, 0, place.layer, p.k, operands.next());
+    if (has_norm) in.norm = operands.norm<4>(p.k, epsilon, offset, kernels);
+    auto* result = static_cast<int32_t*>(largest->untyped_data());
+    std::fill(result + p.rows, result + all_rows, -1);
+    if (p.rows > 0) compute_argmax(pool, kernels, in, pool_threads(pool, threads), &p, result);
+  });
+}
+
+ffi::Error embed(ffi::ThreadPool pool, ffi::AnyBuffer table, ffi::AnyBuffer ids, ffi::Result<ffi::AnyBuffer> y,
                  int64_t kind, int64_t outputs) {
-  Path best;
-  find_path("", 0, &best);
-  const Kernels* kernels = best.linear;
-  Dtype dtype;
-  if (ids.element_type() != ffi::DataType::S32) return invalid("token ids must be int32");
-  if (y->dimensions().size() != 2 || !dtype_of(y->element_type(), &dtype))
-    return invalid("embeddings must be a matrix of float32 or bfloat16");
-  const int64_t count = y->dimensions()[0], k = y->dimensions()[1];
-  if (static_cast<int64_t>(ids.element_count()) != count) return invalid("one token id for each row");
-  Weight weight{};
-  const int64_t offset = 0;
-  const Layers layers{{&kind, 1}, {&offset, 1}, {&outputs, 1}, 1};
-  if (ffi::Error error = find_weight(layers, 0, 0, k, table, &weight); error.failure()) return error;
-  float* row = scratch<float, 6>(k);
-  for (int64_t i = 0; i < count; ++i) {
-    int64_t id = static_cast<const int32_t*>(ids.untyped_data())[i];
-    id = id < 0 ? 0 : id >= outputs ? outputs - 1 : id;
-    float* out = dtype == Dtype::kFloat32 ? static_cast<float*>(y->untyped_data()) + i * k : row;
-    const uint8_t* tile = weight.data + id / kLanes * tile_bytes(weight.kind, k);
-    kernels->row(weight.kind, tile, static_cast<int>(id % kLanes), k, out);
-    if (dtype == Dtype::kBFloat16) kernels->narrow(row, k, static_cast<uint16_t*>(y->untyped_data()) + i * k);
-  }
-  return ffi::Error::Success();
+  return guarded([&] {
+    const Kernels& kernels = kernels_of("");
+    require(ids.element_type() == ffi::DataType::S32, "token ids must be int32");
+    require(y->dimensions().size() == 2, "embeddings must be a matrix");
+    const Dtype dtype = dtype_of(*y);
+    const int64_t count = y->dimensions()[0], k = y->dimensions()[1], start = 0;
+    require(static_cast<int64_t>(ids.element_count()) == count, "one token id for each row");
+    const Layers layers{{&kind, 1}, {&start, 1}, {&outputs, 1}, 1};
+    const Weight weight = find_weight(layers, 0, 0, k, table);
+    each_row(pool, count, k, pool_threads(pool, 0), [&](int64_t i) {
+      int64_t id = static_cast<const int32_t*>(ids.untyped_data())[i];
+      id = std::clamp<int64_t>(id, 0, outputs - 1);
+      float* row = dtype == Dtype::kFloat32 ? static_cast<float*>(y->untyped_data()) + i * k : scratch<float, 6>(k);
+      const uint8_t* tile = weight.data + id / kLanes * tile_bytes(weight.kind, k);
+      kernels.row(weight.kind, tile, static_cast<int>(id % kLanes), k, row);
+      if (dtype == Dtype::kBFloat16) kernels.narrow(row, k, static_cast<uint16_t*>(y->untyped_data()) + i * k);
+    });
+  });
 }
 
 }  // namespace
@@ -153,6 +149,30 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(noria_linear, noria::linear,
                                   .Attr<ffi::Span<const int64_t>>("biased")
                                   .Attr<int64_t>("activation")
                                   .Attr<bool>("x8")
+                                  .Attr<bool>("norm")
+                                  .Attr<float>("epsilon")
+                                  .Attr<float>("offset")
+                                  .Attr<bool>("post_norm")
+                                  .Attr<float>("post_epsilon")
+                                  .Attr<float>("post_offset")
+                                  .Attr<bool>("residual")
+                                  .Attr<std::string_view>("path")
+                                  .Attr<int64_t>("threads"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(noria_argmax, noria::argmax,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<int64_t>("kind")
+                                  .Attr<int64_t>("outputs")
+                                  .Attr<int64_t>("choices")
+                                  .Attr<bool>("x8")
+                                  .Attr<bool>("norm")
+                                  .Attr<float>("epsilon")
+                                  .Attr<float>("offset")
                                   .Attr<std::string_view>("path")
                                   .Attr<int64_t>("threads"));
 

@@ -1,7 +1,7 @@
-// What happens to a finished sum: bias, gate, conversion, store. And what happens to activations before the sums.
+// What happens to a finished sum: bias, gate, residual, conversion, store; or the choice of the largest.
 #pragma once
 
-#include "linear/types.h"
+#include "linear/rows.h"
 #include "simd/math.h"
 
 namespace noria::NORIA_ISA {
@@ -21,28 +21,19 @@ inline Lanes activate(Activation kind, Lanes x) {
 // Rows first_row .. of the result, outputs `output` .. output + 15.
 struct Piece {
   int64_t first_row, rows, output, stride;
+  int64_t unit, units;  // of its block of rows
 };
 
 inline Lanes bias_lanes(const Weight& weight, int64_t output, int count) {
-  float values[kLanes] = {};
-  if (weight.bias == nullptr) return load(values);
-  for (int i = 0; i < count; ++i)
-    values[i] = weight.bias_dtype == Dtype::kFloat32 ? static_cast<const float*>(weight.bias)[output + i]
-                                                     : from_bfloat16(static_cast<const uint16_t*>(weight.bias)[output + i]);
-  return load(values);
+  return weight.bias ? load_some(weight.bias, weight.bias_dtype, output, count) : zero();
 }
 
-inline void store_result(void* y, Dtype dtype, int64_t at, int count, Lanes value) {
+// Keeps the largest of `count` outputs, which come in ascending order.
+inline void choose(Best& best, int64_t output, int count, Lanes value) {
   float values[kLanes];
-  if (dtype == Dtype::kFloat32 && count == kLanes) return store(static_cast<float*>(y) + at, value);
   store(values, value);
-  if (dtype == Dtype::kFloat32) {
-    __builtin_memcpy(static_cast<float*>(y) + at, values, count * sizeof(float));
-  } else if (count == kLanes) {
-    for (int i = 0; i < kLanes; ++i) static_cast<uint16_t*>(y)[at + i] = to_bfloat16(values[i]);
-  } else {
-    for (int i = 0; i < count; ++i) static_cast<uint16_t*>(y)[at + i] = to_bfloat16(values[i]);
-  }
+  for (int i = 0; i < count; ++i)
+    if (values[i] > best.value || values[i] != values[i]) best = {values[i], static_cast<int32_t>(output + i)};
 }
 
 // sums, and for gated weights `up`: [rows][stride]
@@ -52,6 +43,8 @@ inline void finish(const Problem& problem, int index, const Piece& piece, const 
   const int count = left < kLanes ? static_cast<int>(left) : kLanes;
   const Lanes bias = bias_lanes(weight, piece.output, count);
   const Lanes up_bias = up ? bias_lanes(problem.weight[1], piece.output, count) : zero();
+  const int64_t choices = problem.choices - piece.output;
+  const int chosen = choices < count ? static_cast<int>(choices < 0 ? 0 : choices) : count;
   const bool biased = weight.bias != nullptr, up_biased = up && problem.weight[1].bias;
   for (int64_t row = 0; row < piece.rows; ++row) {
     Lanes value = load(sums + row * piece.stride);
@@ -61,37 +54,16 @@ inline void finish(const Problem& problem, int index, const Piece& piece, const 
       if (up_biased) other = add(other, up_bias);
       value = mul(activate(problem.activation, value), other);
     }
-    store_result(weight.y, problem.y_dtype, (piece.first_row + row) * weight.outputs + piece.output, count, value);
-  }
-}
-
-// To 8-bit integers with one scale for 32: the largest becomes 127. See Kernels.
-inline void quantize(const float* x, int64_t count, int8_t* q, float* scale, float* sum) {
-  for (int64_t at = 0; at < count; at += 32, x += 32, q += 32, ++scale, sum += 2) {
-    const Lanes a = load(x), b = load(x + kLanes);
-    float values[kLanes];
-    store(values, max(as_lanes(bit_and(as_words(a), 0x7fffffff)), as_lanes(bit_and(as_words(b), 0x7fffffff))));
-    float top = 0;
-    for (float value : values) top = value > top ? value : top;
-    *scale = top / 127.0f;
-    const float inverse = top > 0 ? 127.0f / top : 0.0f;
-    int32_t integers[2 * kLanes];
-    store_words(integers, to_words(mul(a, splat(inverse))));
-    store_words(integers + kLanes, to_words(mul(b, splat(inverse))));
-    int32_t totals[2] = {};
-    for (int i = 0; i < 32; ++i) {
-      q[i] = static_cast<int8_t>(integers[i]);
-      totals[i / kLanes] += q[i];
+    const int64_t at = (piece.first_row + row) * weight.outputs + piece.output;
+    if (problem.best) {
+      choose(problem.best[(piece.first_row + row) * piece.units + piece.unit], piece.output, chosen, value);
+    } else if (problem.raw) {
+      store_some(problem.raw, Dtype::kFloat32, at, count, value);
+    } else {
+      if (problem.residual) value = add(value, load_some(problem.residual, problem.y_dtype, at, count));
+      store_some(weight.y, problem.y_dtype, at, count, value);
     }
-    for (int half = 0; half < 2; ++half) sum[half] = *scale * static_cast<float>(totals[half]);
   }
-}
-
-inline void widen(const uint16_t* x, int64_t count, float* y) {
-  for (int64_t i = 0; i < count; ++i) y[i] = from_bfloat16(x[i]);
-}
-inline void narrow(const float* x, int64_t count, uint16_t* y) {
-  for (int64_t i = 0; i < count; ++i) y[i] = to_bfloat16(x[i]);
 }
 
 }  // namespace noria::NORIA_ISA

@@ -5,5 +5,5 @@
 
 namespace noria {
 extern const Kernels kernels_avx2 __attribute__((visibility("default")));
-const Kernels kernels_avx2 = {avx2::run, avx2::units, avx2::quantize, avx2::widen, avx2::narrow, avx2::row};
+const Kernels kernels_avx2 = {NORIA_KERNELS(avx2)};
 }  // namespace noria

@@ -5,5 +5,5 @@
 
 namespace noria {
 extern const Kernels kernels_avx512_vnni __attribute__((visibility("default")));
-const Kernels kernels_avx512_vnni = {avx512_vnni::run, avx512_vnni::units, avx512_vnni::quantize, avx512_vnni::widen, avx512_vnni::narrow, avx512_vnni::row};
+const Kernels kernels_avx512_vnni = {NORIA_KERNELS(avx512_vnni)};
 }  // namespace noria

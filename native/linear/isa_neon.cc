@@ -5,5 +5,5 @@
 
 namespace noria {
 extern const Kernels kernels_neon __attribute__((visibility("default")));
-const Kernels kernels_neon = {neon::run, neon::units, neon::quantize, neon::widen, neon::narrow, neon::row};
+const Kernels kernels_neon = {NORIA_KERNELS(neon)};
 }  // namespace noria

@@ -5,5 +5,5 @@
 
 namespace noria {
 extern const Kernels kernels_portable __attribute__((visibility("default")));
-const Kernels kernels_portable = {portable::run, portable::units, portable::quantize, portable::widen, portable::narrow, portable::row};
+const Kernels kernels_portable = {NORIA_KERNELS(portable)};
 }  // namespace noria

@@ -8,6 +8,11 @@
 
 namespace noria::NORIA_ISA {
 
+#ifdef __AVX512BF16__
+constexpr bool kTakesPairs = true;
+#else
+constexpr bool kTakesPairs = false;
+#endif
 constexpr int64_t kRowBlock = 96;   // rows whose activations should stay in the second-level cache
 constexpr int64_t kChunk = 256;     // elements along K of an expanded tile: 16 KiB, half a first-level cache
 
@@ -175,9 +180,11 @@ void run_unit(const Problem& problem, int64_t unit) {
   const int tiles = rest < kUnitTiles ? static_cast<int>(rest) : kUnitTiles;
   sum_tiles(rows, problem.weight[index], tile, tiles, sums[0]);
   const bool gated = problem.activation != Activation::kNone;
+  if (problem.best)
+    for (int64_t row = first; row < end; ++row) problem.best[row * per_block + unit % per_block] = {-INFINITY, 0};
   if (gated) sum_tiles(rows, problem.weight[1], tile, tiles, sums[1]);
   for (int t = 0; t < tiles; ++t) {
-    const Piece piece{first, end - first, (tile + t) * kLanes, kSumStride};
+    const Piece piece{first, end - first, (tile + t) * kLanes, kSumStride, unit % per_block, per_block};
     finish(problem, index, piece, sums[0] + t * kLanes, gated ? sums[1] + t * kLanes : nullptr);
   }
 }

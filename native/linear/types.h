@@ -27,6 +27,18 @@ struct Weight {
   void* y;  // [rows, N], where the result goes; of the second of two gated weights: not used
 };
 
+// A root mean square norm of a row: y[i] = x[i] / sqrt(mean(x^2) + epsilon) * scale[i].
+struct Norm {
+  const float* scale;  // null: none
+  float epsilon;
+};
+
+// The largest of some outputs of a row, the first of equals; NaN as soon as one output is.
+struct Best {
+  float value;
+  int32_t output;
+};
+
 struct Problem {
   int64_t rows;         // T
   int64_t k;            // K
@@ -41,6 +53,12 @@ struct Problem {
   Weight weight[kMaxWeights];
   Activation activation;  // not kNone: there are two weights, and y[0] = activation(x w[0]) * (x w[1])
   Dtype y_dtype;
+  const void* residual;  // [rows, N] of y_dtype, added to the only result; or null
+  Norm post_norm;        // of the only result, before the residual is added
+  float* raw;            // [rows, N]: the result before post_norm; null without one
+  // Instead of results, the largest of the first `choices` outputs of each row; null for results.
+  Best* best;  // [rows, units of a block of rows]
+  int64_t choices;
 };
 
 // Bytes of a tile's fixed part, and of each block of k along K.
@@ -75,15 +93,28 @@ static constexpr int64_t tile_bytes(Kind kind, int64_t k) {
 
 // The same functions compiled for one set of processor instructions each.
 struct Kernels {
+  bool takes_pairs;  // of bfloat16 activations: they are wanted in x16
   // Computes units first <= u < last of the problem's units(), each by one thread.
   void (*run)(const Problem& problem, int64_t first, int64_t last);
   int64_t (*units)(const Problem& problem);
+  int64_t (*units_per_row_block)(const Problem& problem);
   // x [count] to 8-bit integers; count a multiple of 32. Layouts as in Problem.
   void (*quantize)(const float* x, int64_t count, int8_t* q, float* scale, float* sum);
   void (*widen)(const uint16_t* x, int64_t count, float* y);   // bfloat16 to float32
   void (*narrow)(const float* x, int64_t count, uint16_t* y);  // and back, to the nearest, ties to even
+  void (*normalize)(const float* x, int64_t count, const Norm& norm, float* y);  // y may be x
+  // y = x + residual, rounded once to the dtype of both.
+  void (*add_residual)(const float* x, int64_t count, const void* residual, void* y, Dtype dtype);
+  // One head, normalized and turned. See rows.h.
+  void (*rotate)(const void* x, Dtype dtype, int64_t size, const Norm& norm, const float* cosine, const float* sine,
+                 float* work, void* y);
   // Elements 0 <= k of one output: tile points at its tile, lane is its place in it.
   void (*row)(Kind kind, const uint8_t* tile, int lane, int64_t k, float* y);
 };
+
+// The members of Kernels, in their order; for a file that includes kernels.h in the namespace of its instruction set.
+#define NORIA_KERNELS(isa)                                                                                    \
+  isa::kTakesPairs, isa::run, isa::units, isa::units_per_row_block, isa::quantize, isa::widen, isa::narrow, \
+      isa::normalize, isa::add_residual, isa::rotate, isa::row
 
 }  // namespace noria

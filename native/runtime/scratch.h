@@ -1,4 +1,4 @@
-// Memory that outlives a call. Not for kernels: see runtime/types.h on code that instruction sets would share.
+// Memory that a thread keeps between calls: a large fresh allocation would be paged in each time.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace noria {
 
-// Memory that a thread keeps between calls: a large fresh allocation would be paged in each time.
+// At least `count` elements, valid until the thread asks for the same T and slot again.
 template <typename T, int slot>
 T* scratch(int64_t count) {
   thread_local std::unique_ptr<T[]> memory;

@@ -90,13 +90,26 @@ inline Words to_words(Lanes a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_
 inline Lanes as_lanes(Words a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
 inline Words as_words(Lanes a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
 
-inline Words words_u16(const void* p) {
-  const auto* q = static_cast<const __m128i*>(p);
-  return {_mm256_cvtepu16_epi32(_mm_loadu_si128(q)), _mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1))};
-}
 inline Lanes from_half(const void* p) {
   const auto* q = static_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
+}
+inline Lanes from_bfloat16(const void* p) {
+  const auto* q = static_cast<const __m128i*>(p);
+  const auto wide = [](__m128i a) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(a), 16)); };
+  return {wide(_mm_loadu_si128(q)), wide(_mm_loadu_si128(q + 1))};
+}
+// To the nearest, ties to even; a NaN stays one.
+inline void store_bfloat16(void* p, Lanes a) {
+  const auto narrow = [](__m256 v) {
+    const __m256i bits = _mm256_castps_si256(v), high = _mm256_srli_epi32(bits, 16);
+    const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i nan = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+    return _mm256_blendv_epi8(_mm256_srli_epi32(up, 16), nan, _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
+  };
+  const __m256i both = _mm256_packus_epi32(narrow(a.lo), narrow(a.hi));
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_permute4x64_epi64(both, 0xd8));
 }
 inline Lanes from_u8(const void* p) {
   const __m128i a = _mm_loadu_si128(static_cast<const __m128i*>(p));

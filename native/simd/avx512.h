@@ -65,11 +65,22 @@ inline Words to_words(Lanes a) { return {_mm512_cvtps_epi32(a.v)}; }
 inline Lanes as_lanes(Words a) { return {_mm512_castsi512_ps(a.v)}; }
 inline Words as_words(Lanes a) { return {_mm512_castps_si512(a.v)}; }
 
-inline Words words_u16(const void* p) {
-  return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
-}
 inline Lanes from_half(const void* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
+inline Lanes from_bfloat16(const void* p) {
+  const __m256i a = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(a), 16))};
+}
+// To the nearest, ties to even; a NaN stays one.
+inline void store_bfloat16(void* p, Lanes a) {
+  const __m512i bits = _mm512_castps_si512(a.v), high = _mm512_srli_epi32(bits, 16);
+  const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+  const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __m512i nan = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  const __m512i rounded = _mm512_mask_mov_epi32(_mm512_srli_epi32(up, 16), is_nan, nan);
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(rounded));
 }
 inline Lanes from_u8(const void* p) {
   return to_lanes({_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))});

@@ -1,4 +1,4 @@
-// Functions of lanes, and conversions of single numbers. The includer has the lanes of an instruction set.
+// Functions of lanes. The includer has the lanes of an instruction set.
 #pragma once
 
 #include <cstdint>
@@ -32,30 +32,6 @@ inline Lanes tanh(Lanes x) {
   const Exponential e = reduce_exp(min(splat(40.0f), max(splat(-40.0f), add(x, x))));
   const Lanes t = fma(e.power, e.less_one, add(e.power, splat(-1.0f)));
   return div(t, add(t, splat(2.0f)));
-}
-
-inline uint16_t to_bfloat16(float value) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &value, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);  // a NaN stays one
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-// 16 at once, without branches.
-inline void store_bfloat16(uint16_t* p, Lanes x) {
-  uint32_t bits[16];
-  uint16_t rounded[16];
-  store_words(bits, as_words(x));
-  for (int i = 0; i < 16; ++i) {
-    const uint32_t nan = bits[i] >> 16 | 0x40, number = (bits[i] + 0x7fff + (bits[i] >> 16 & 1)) >> 16;
-    rounded[i] = static_cast<uint16_t>((bits[i] & 0x7fffffff) > 0x7f800000 ? nan : number);
-  }
-  __builtin_memcpy(p, rounded, sizeof rounded);
-}
-inline float from_bfloat16(uint16_t value) {
-  const uint32_t bits = static_cast<uint32_t>(value) << 16;
-  float result;
-  __builtin_memcpy(&result, &bits, 4);
-  return result;
 }
 
 }  // namespace noria::NORIA_ISA

@@ -75,11 +75,22 @@ inline Words to_words(Lanes a) { NORIA_EACH(Words, vreinterpretq_u32_s32(vcvtnq_
 inline Lanes as_lanes(Words a) { NORIA_EACH(Lanes, vreinterpretq_f32_u32(a.v[i])); }
 inline Words as_words(Lanes a) { NORIA_EACH(Words, vreinterpretq_u32_f32(a.v[i])); }
 
-inline Words words_u16(const void* p) {
-  NORIA_EACH(Words, vmovl_u16(vreinterpret_u16_u8(vld1_u8(static_cast<const uint8_t*>(p) + 8 * i))));
-}
 inline Lanes from_half(const void* p) {
   NORIA_EACH(Lanes, vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(static_cast<const uint8_t*>(p) + 8 * i))));
+}
+inline Lanes from_bfloat16(const void* p) {
+  NORIA_EACH(Lanes, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(static_cast<const uint16_t*>(p) + 4 * i), 16)));
+}
+// To the nearest, ties to even; a NaN stays one.
+inline void store_bfloat16(void* p, Lanes a) {
+  for (int i = 0; i < 4; ++i) {
+    const uint32x4_t bits = vreinterpretq_u32_f32(a.v[i]), high = vshrq_n_u32(bits, 16);
+    const uint32x4_t odd = vandq_u32(high, vdupq_n_u32(1));
+    const uint32x4_t up = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+    const uint32x4_t nan = vorrq_u32(high, vdupq_n_u32(0x40));
+    const uint32x4_t is_number = vceqq_f32(a.v[i], a.v[i]);
+    vst1_u16(static_cast<uint16_t*>(p) + 4 * i, vmovn_u32(vbslq_u32(is_number, vshrq_n_u32(up, 16), nan)));
+  }
 }
 inline Lanes from_u8(const void* p) {
   const uint8x16_t a = vld1q_u8(static_cast<const uint8_t*>(p));

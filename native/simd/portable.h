@@ -95,15 +95,25 @@ inline Words to_words(Lanes a) { NORIA_EACH(Words, round_to_word(a.v[i])); }
 inline Lanes as_lanes(Words a) { NORIA_EACH(Lanes, bits_to_float(a.v[i])); }
 inline Words as_words(Lanes a) { NORIA_EACH(Words, float_to_bits(a.v[i])); }
 
-inline Words words_u16(const void* p) {
-  uint16_t half[16];
-  std::memcpy(half, p, sizeof half);
-  NORIA_EACH(Words, half[i]);
-}
 inline Lanes from_half(const void* p) {
   uint16_t half[16];
   std::memcpy(half, p, sizeof half);
   NORIA_EACH(Lanes, half_to_float(half[i]));
+}
+inline Lanes from_bfloat16(const void* p) {
+  uint16_t half[16];
+  std::memcpy(half, p, sizeof half);
+  NORIA_EACH(Lanes, bits_to_float(static_cast<uint32_t>(half[i]) << 16));
+}
+// To the nearest, ties to even; a NaN stays one.
+inline void store_bfloat16(void* p, Lanes a) {
+  uint16_t half[16];
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t bits = float_to_bits(a.v[i]);
+    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+    half[i] = static_cast<uint16_t>(nan ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  }
+  std::memcpy(p, half, sizeof half);
 }
 inline Lanes from_u8(const void* p) { NORIA_EACH(Lanes, static_cast<const uint8_t*>(p)[i]); }
 inline Lanes from_i8(const void* p) { NORIA_EACH(Lanes, static_cast<const int8_t*>(p)[i]); }

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from noria.errors import WeightsError
-from noria.nn.rope import make_rope, rope_tables, rotate
+from noria.nn.rope import make_rope, rope_tables
+from noria.ops.rotary.xla import rotary
 
 EXPECTED: dict[str, tuple[dict[str, Any], list[float], float]] = {
     "linear": (
@@ -92,6 +93,10 @@ def test_unknown_kind():
         make_rope(16, 10_000.0, {"rope_type": "ntk"}, 256)
 
 
+def turn(x: jax.Array, cos: jax.Array, sin: jax.Array, rope: int = 0) -> jax.Array:
+    return rotary(x, x, cos, sin, jnp.int32(rope), jnp.int32(0), jnp.int32(len(x)))[0]
+
+
 def test_rotation_turns_pairs_by_position_times_frequency():
     rope = make_rope(8, 100.0, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256)
     other = make_rope(8, 10.0, None, 256)
@@ -99,7 +104,7 @@ def test_rotation_turns_pairs_by_position_times_frequency():
     x = jax.random.normal(jax.random.key(0), (4, 2, 8), jnp.float32)
     cos, sin = rope_tables((other, rope), positions)
     assert cos.shape == sin.shape == (2, 4, 4)
-    turned = np.asarray(rotate(x, cos[1], sin[1]))
+    turned = np.asarray(turn(x, cos, sin, rope=1))
     pairs = np.asarray(x)[..., :4] + 1j * np.asarray(x)[..., 4:]
     angles = np.array(positions)[:, None, None] * np.array(rope.inverse_frequencies)
     expected = pairs * np.exp(1j * angles) * rope.magnitude
@@ -113,7 +118,7 @@ def test_scores_depend_on_distance_only():
 
     def score(query_at: int, key_at: int) -> float:
         cos, sin = rope_tables((rope,), jnp.array([query_at, key_at]))
-        return float(jnp.sum(rotate(q, cos[0, :1], sin[0, :1]) * rotate(k, cos[0, 1:], sin[0, 1:])))
+        return float(jnp.sum(turn(q, cos[:, :1], sin[:, :1]) * turn(k, cos[:, 1:], sin[:, 1:])))
 
     assert score(1005, 1000) == pytest.approx(score(5, 0), abs=1e-3)
     assert score(1005, 1000) != pytest.approx(score(1000, 1005), abs=1e-3)

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from noria.nn.norm import rms_norm
-from noria.nn.rope import make_rope, rope_tables, rotate
+from noria.nn.rope import make_rope, rope_tables
 from noria.ops.linear.types import DenseWeight
 from noria.ops.linear.xla import linear
+from noria.ops.rms_norm import RmsNorm
+from noria.ops.rotary.xla import rotary
 
 COUNTS = (2, 5, 17, 64, 256)
 
@@ -44,14 +45,16 @@ def test_linear(size: int, outputs: int) -> None:
 @pytest.mark.parametrize("shape", [(16,), (48,), (320,), (576,), (2048,), (1, 24), (3, 64)], ids=str)
 def test_rms_norm(shape: tuple[int, ...]) -> None:
     weight = np.random.default_rng(1).standard_normal(shape[-1]).astype(np.float32)
-    assert_rows_alike(lambda x: rms_norm(x, jnp.asarray(weight), 1e-6), rows(*shape))
+    norm = RmsNorm(jnp.asarray(weight)[None], 1e-6)
+    assert_rows_alike(lambda x: norm(x, jnp.int32(0)), rows(*shape))
 
 
 def test_rms_norm_is_the_root_mean_square() -> None:
     x, weight = rows(3, 40), np.linspace(-1, 1, 40, dtype=np.float32)
     wide = x.astype(np.float64)
     expected = wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + 1e-5) * (weight + 1.0)
-    np.testing.assert_allclose(jax.jit(rms_norm, static_argnums=(2, 3))(x, weight, 1e-5, 1.0), expected, rtol=1e-5)
+    norm = RmsNorm(jnp.stack([jnp.zeros(40), jnp.asarray(weight)]), 1e-5, 1.0)
+    np.testing.assert_allclose(jax.jit(lambda x: norm(x, jnp.int32(1)))(x), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("head_dim", [16, 24, 64])
@@ -59,8 +62,8 @@ def test_rope(head_dim: int) -> None:
     rope = make_rope(head_dim, 10000.0, None, 512)
 
     def turn(x: jax.Array, positions: jax.Array) -> jax.Array:
-        cos, sin = rope_tables((rope,), positions)
-        return rotate(x, cos[0], sin[0])
+        tables = rope_tables((rope,), positions)
+        return rotary(x, x, *tables, jnp.int32(0), jnp.int32(0), jnp.int32(len(x)))[0]
 
     assert_rows_alike(turn, rows(3, head_dim), np.arange(COUNTS[-1], dtype=np.int32))
 

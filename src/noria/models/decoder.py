@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax import lax, tree_util
 
 from noria.models.config import DecoderConfig
-from noria.nn.norm import rms_norm
 from noria.nn.param import Param
-from noria.nn.rope import rope_tables, rotate
+from noria.nn.rope import rope_tables
 from noria.ops.backends import Ops
 from noria.ops.ragged_paged_attention.api import KVCache, LayerAddress, RaggedBatch
+from noria.ops.rms_norm import RmsNorm
 
 Leaf = Any  # a Param in a declaration, an array in loaded weights
 
@@ -156,57 +156,77 @@ class Decoder:
 
         def layer(carry: tuple[jax.Array, KVCache], scanned: tuple) -> tuple[tuple[jax.Array, KVCache], None]:
             x, cache = carry
-            index, norms, address, rope = scanned
+            index, address, rope = scanned
             linear = partial(ops.linear.linear, layer=index, rows=num_tokens)
+            turn = partial(ops.rotary, cos=cos, sin=sin, rope=rope, layer=index, rows=num_tokens)
             attend = partial(ops.attention, batch=batch, layer=address)
-            mixed, cache = self._attention(weights, norms, x, (cos[rope], sin[rope]), cache, linear, attend)
-            x = x + (self._norm(mixed, norms.attention_post) if c.post_norms else mixed)
-            mixed = self._mlp(weights, self._norm(x, norms.mlp), linear)
-            x = x + (self._norm(mixed, norms.mlp_post) if c.post_norms else mixed)
-            return (x, cache), None
+            x, cache = self._attention(weights, x, cache, linear, turn, attend)
+            return (self._mlp(weights, x, linear), cache), None
 
         layers = jnp.arange(c.num_layers, dtype=jnp.int32)
-        scanned = (layers, weights.norms, addresses, jnp.asarray(c.layer_rope, jnp.int32))
-        (x, cache), _ = lax.scan(layer, (x, cache), scanned)
+        (x, cache), _ = lax.scan(layer, (x, cache), (layers, addresses, jnp.asarray(c.layer_rope, jnp.int32)))
         return x, cache
 
     def logits(self, weights: DecoderWeights, hidden: jax.Array, num_rows: jax.Array, ops: Ops) -> jax.Array:
         """hidden [R, E], as forward returns it -> float32 logits [R, V], with a meaning in the first num_rows rows."""
-        head = weights.embedding if weights.head is None else weights.head
-        normed = self._norm(hidden, weights.final_norm)
-        (logits,) = ops.linear.linear(normed, (head,), jnp.int32(0), num_rows, out_dtype=jnp.dtype(jnp.float32))
+        (logits,) = ops.linear.linear(
+            hidden,
+            (self._head(weights),),
+            jnp.int32(0),
+            num_rows,
+            norm=self._norm(weights.final_norm[None]),
+            out_dtype=jnp.dtype(jnp.float32),
+        )
         cap = self.config.final_soft_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
-    def _norm(self, x: jax.Array, weight: Leaf) -> jax.Array:
-        return rms_norm(x, weight, self.config.norm_epsilon, self.config.norm_offset)
+    def greedy(
+        self, weights: DecoderWeights, hidden: jax.Array, num_rows: jax.Array, num_tokens: int, ops: Ops
+    ) -> jax.Array:
+        """The token ids [R] below num_tokens with the largest logits, without the logits; -1 where they are not finite.
+
+        For models without a final soft cap.
+        """
+        norm = self._norm(weights.final_norm[None])
+        return ops.linear.argmax(hidden, self._head(weights), num_rows, num_choices=num_tokens, norm=norm)
+
+    def _head(self, weights: DecoderWeights) -> Leaf:
+        return weights.embedding if weights.head is None else weights.head
+
+    def _norm(self, weight: Leaf) -> RmsNorm | None:
+        """weight: [layers, size], or None where there is no norm."""
+        return None if weight is None else RmsNorm(weight, self.config.norm_epsilon, self.config.norm_offset)
 
     def _attention(
         self,
         weights: DecoderWeights,
-        norms: LayerNorms,
         x: jax.Array,  # [T, E]
-        rope: tuple[jax.Array, jax.Array],
         cache: KVCache,
         linear: Callable[..., tuple[jax.Array, ...]],
+        turn: Callable[..., tuple[jax.Array, jax.Array]],
         attend: Callable[..., tuple[jax.Array, KVCache]],
     ) -> tuple[jax.Array, KVCache]:
-        c, m, tokens = self.config, weights.matrices, x.shape[0]
-        projected = linear(self._norm(x, norms.attention), (m.q, m.k, m.v), biases=(m.q_bias, m.k_bias, m.v_bias))
+        c, m, n, tokens = self.config, weights.matrices, weights.norms, x.shape[0]
+        biases = (m.q_bias, m.k_bias, m.v_bias)
+        projected = linear(x, (m.q, m.k, m.v), biases=biases, norm=self._norm(n.attention))
         q, k, v = (y.reshape(tokens, -1, c.head_dim) for y in projected)
-        if c.qk_norm:
-            q, k = self._norm(q, norms.q), self._norm(k, norms.k)
-        out, cache = attend(
-            rotate(q, *rope), rotate(k, *rope), v, cache, scale=c.attention_scale, soft_cap=c.attention_soft_cap
-        )
-        (mixed,) = linear(out.reshape(tokens, -1), (m.o,), biases=(m.o_bias,))
-        return mixed, cache
+        q, k = turn(q, k, q_norm=self._norm(n.q), k_norm=self._norm(n.k))
+        out, cache = attend(q, k, v, cache, scale=c.attention_scale, soft_cap=c.attention_soft_cap)
+        out = out.reshape(tokens, -1)
+        (x,) = linear(out, (m.o,), biases=(m.o_bias,), post_norm=self._norm(n.attention_post), residual=x)
+        return x, cache
 
     def _mlp(self, weights: DecoderWeights, x: jax.Array, linear: Callable[..., tuple[jax.Array, ...]]) -> jax.Array:
-        m = weights.matrices
-        (gated,) = linear(x, (m.gate, m.up), biases=(m.gate_bias, m.up_bias), activation=self.config.activation)
-        (mixed,) = linear(gated, (m.down,), biases=(m.down_bias,))
-        return mixed
+        m, n = weights.matrices, weights.norms
+        (gated,) = linear(
+            x,
+            (m.gate, m.up),
+            biases=(m.gate_bias, m.up_bias),
+            activation=self.config.activation,
+            norm=self._norm(n.mlp),
+        )
+        (x,) = linear(gated, (m.down,), biases=(m.down_bias,), post_norm=self._norm(n.mlp_post), residual=x)
+        return x
 
 
 def _layer_param(num_layers: int, source: str, sizes: tuple[int, ...], axes: tuple[str, ...], **options: Any) -> Param:

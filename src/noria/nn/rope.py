@@ -83,10 +83,3 @@ def rope_tables(ropes: tuple[Rope, ...], positions: jax.Array) -> tuple[jax.Arra
     magnitudes = jnp.asarray([rope.magnitude for rope in ropes], jnp.float32)[:, None, None]
     angles = positions.astype(jnp.float32)[None, :, None] * frequencies[:, None, :]
     return jnp.cos(angles) * magnitudes, jnp.sin(angles) * magnitudes
-
-
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """x [T, heads, head_dim]; the pairs are (i, i + head_dim / 2), as in Hugging Face checkpoints."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -6,14 +6,17 @@ from dataclasses import dataclass
 
 from noria.ops.linear import api as linear
 from noria.ops.ragged_paged_attention import api as attention
+from noria.ops.rotary import api as rotary
 
 
 @dataclass(frozen=True)
 class Ops:
     attention: attention.RaggedPagedAttention
     linear: linear.Backend
+    rotary: rotary.Rotary
 
     @staticmethod
     def choose(attention_backend: str, linear_backend: str, platform: str) -> Ops:
         """By name; "auto" is the fastest there is. platform: "cpu", "gpu" or "tpu"."""
-        return Ops(attention.choose(attention_backend, platform), linear.choose(linear_backend, platform))
+        chosen = linear.choose(linear_backend, platform)
+        return Ops(attention.choose(attention_backend, platform), chosen, rotary.choose(chosen.name))

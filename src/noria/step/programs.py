@@ -23,7 +23,7 @@ from noria.ops.ragged_paged_attention.api import (
     LayerAddress,
     RaggedBatch,
 )
-from noria.step.sample import sample
+from noria.step.sample import all_plain_greedy, sample
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,18 @@ class StepPrograms:
         of which the first R have a meaning."""
         inputs = SampleInputs.unpack(packed, lambda bits: lax.bitcast_convert_type(bits, jnp.float32))
         num_rows = jnp.sum(inputs.position > 0, dtype=jnp.int32)  # no row samples its first token
-        logits = self.model.logits(weights, hidden[: inputs.position.shape[0]], num_rows, self.ops)
-        token_ids = sample(logits, inputs, self.num_valid_tokens)
+        hidden = hidden[: inputs.position.shape[0]]
+
+        def choose(hidden: jax.Array) -> jax.Array:
+            return sample(self.model.logits(weights, hidden, num_rows, self.ops), inputs, self.num_valid_tokens)
+
+        def greedy(hidden: jax.Array) -> jax.Array:
+            return self.model.greedy(weights, hidden, num_rows, self.num_valid_tokens, self.ops)
+
+        if self.model.config.final_soft_cap is None:
+            token_ids = lax.cond(all_plain_greedy(inputs), greedy, choose, hidden)
+        else:  # which makes large logits equal, so the first of them must be looked for after it
+            token_ids = choose(hidden)
         return jnp.pad(token_ids, (0, self.shape.num_rows - token_ids.shape[0]))
 
     def _addresses(self) -> LayerAddress:

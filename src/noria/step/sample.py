@@ -46,6 +46,11 @@ def sample(logits: jax.Array, inputs: SampleInputs, num_tokens: int) -> jax.Arra
     return jnp.where(sound, jnp.where(is_random, random, greedy), NO_TOKEN).astype(jnp.int32)
 
 
+def all_plain_greedy(inputs: SampleInputs) -> jax.Array:
+    """Whether every row takes its largest logit and nothing is banned: a bool scalar."""
+    return ~jnp.any((inputs.temperature > 0) | (inputs.num_banned > 0))
+
+
 def _ban(logits: jax.Array, inputs: SampleInputs, num_tokens: int) -> jax.Array:
     """Masks vocabulary padding, and each row's first num_banned banned ids."""
     rows, vocab = logits.shape

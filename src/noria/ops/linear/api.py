@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from noria.ops import native
 from noria.ops.linear import cpu, reference, xla
 from noria.ops.linear.types import KINDS, DenseWeight, PackedWeight, Weight
+from noria.ops.rms_norm import RmsNorm
 
-__all__ = ["BACKENDS", "KINDS", "Backend", "DenseWeight", "Linear", "PackedWeight", "Weight", "choose"]
+__all__ = ["BACKENDS", "KINDS", "Argmax", "Backend", "DenseWeight", "Linear", "PackedWeight", "Weight", "choose"]
 
 
 class Linear(Protocol):
@@ -29,6 +30,10 @@ class Linear(Protocol):
 
     quantize_x: for packed weights of codes (int8 and GGUF blocks), activations are rounded to 8-bit multiples of a
     scale that 32 neighbours along K share, which is faster and less exact. Other weights are always multiplied exactly.
+
+    norm: of x before the product, rounded to x's dtype. post_norm: of the result, before residual [T, N], of out_dtype,
+    is added; with either there is one result. They are parts of this op because a separate pass over a few short rows
+    costs more in starting it than in doing it.
     """
 
     def __call__(
@@ -38,11 +43,33 @@ class Linear(Protocol):
         layer: jax.Array,
         rows: jax.Array,
         *,
+        norm: RmsNorm | None = None,
         biases: Sequence[jax.Array | None] | None = None,
         activation: str | None = None,
+        post_norm: RmsNorm | None = None,
+        residual: jax.Array | None = None,
         out_dtype: jnp.dtype | None = None,
         quantize_x: bool = False,
     ) -> tuple[jax.Array, ...]: ...
+
+
+class Argmax(Protocol):
+    """The greedy choice without its logits: for each row of x [T, K] the index of the largest product with layer 0 of
+    the weight [V, K], the first of equals among the first num_choices, [T] int32.
+
+    A row whose largest is not a finite number, or that holds a NaN, gets -1. rows, norm, quantize_x: as for Linear.
+    """
+
+    def __call__(
+        self,
+        x: jax.Array,
+        weight: Weight,
+        rows: jax.Array,
+        *,
+        num_choices: int,
+        norm: RmsNorm | None = None,
+        quantize_x: bool = False,
+    ) -> jax.Array: ...
 
 
 class Embed(Protocol):
@@ -60,14 +87,15 @@ class Backend:
 
     name: str
     linear: Linear
+    argmax: Argmax
     embed: Embed
     packed: bool
 
 
 BACKENDS: tuple[Backend, ...] = (
-    Backend("reference", reference.linear, reference.embed, packed=False),
-    Backend("xla", xla.linear, xla.embed, packed=False),
-    Backend("native", cpu.linear, cpu.embed, packed=True),
+    Backend("reference", reference.linear, reference.argmax, reference.embed, packed=False),
+    Backend("xla", xla.linear, xla.argmax, xla.embed, packed=False),
+    Backend("native", cpu.linear, cpu.argmax, cpu.embed, packed=True),
 )
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from noria.ops.linear.types import KINDS, LANES, DenseWeight, PackedWeight, Weight
+from noria.ops.rms_norm import RmsNorm
 
 _BITS: Mapping[str, int] = {
     "int8": 8,
@@ -30,13 +31,16 @@ def linear(
     layer: jax.Array,
     rows: jax.Array,
     *,
+    norm: RmsNorm | None = None,
     biases: Sequence[jax.Array | None] | None = None,
     activation: str | None = None,
+    post_norm: RmsNorm | None = None,
+    residual: jax.Array | None = None,
     out_dtype: jnp.dtype | None = None,
     quantize_x: bool = False,
 ) -> tuple[jax.Array, ...]:
     """See api.py."""
-    exact = x.astype(jnp.float32)
+    exact = normalized(x, norm, layer).astype(jnp.float32)
     rounded = round_to_8_bits(exact) if quantize_x else exact
     results = []
     for weight, bias in zip(weights, biases or [None] * len(weights)):
@@ -45,12 +49,53 @@ def linear(
         matrix = jnp.stack([unpack(weight, index) for index in range(weight.layers)])[layer]
         y = jnp.matmul(values, matrix.T, precision=lax.Precision.HIGHEST)
         results.append(y if bias is None else y + bias[layer].astype(jnp.float32))
-    return tuple(y.astype(out_dtype or x.dtype) for y in gate(results, activation))
+    results = add_residual(gate(results, activation), post_norm, layer, residual)
+    return tuple(y.astype(out_dtype or x.dtype) for y in results)
+
+
+def argmax(
+    x: jax.Array,
+    weight: Weight,
+    rows: jax.Array,
+    *,
+    num_choices: int,
+    norm: RmsNorm | None = None,
+    quantize_x: bool = False,
+) -> jax.Array:
+    """See api.py."""
+    (logits,) = linear(
+        x, (weight,), jnp.int32(0), rows, norm=norm, out_dtype=jnp.dtype(jnp.float32), quantize_x=quantize_x
+    )
+    return largest(logits, num_choices)
 
 
 def embed(table: Weight, token_ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """See api.py."""
     return jnp.take(unpack(table, 0), token_ids, axis=0, mode="clip").astype(dtype)
+
+
+def normalized(x: jax.Array, norm: RmsNorm | None, layer: jax.Array) -> jax.Array:
+    return x if norm is None else norm(x, layer).astype(x.dtype)
+
+
+def add_residual(
+    results: Sequence[jax.Array], post_norm: RmsNorm | None, layer: jax.Array, residual: jax.Array | None
+) -> Sequence[jax.Array]:
+    """results: float32. The only one normalized and added to, or all as they are."""
+    if post_norm is None and residual is None:
+        return results
+    (y,) = results
+    y = y if post_norm is None else post_norm(y, layer)
+    return [y if residual is None else y + residual.astype(jnp.float32)]
+
+
+def largest(logits: jax.Array, num_choices: int) -> jax.Array:
+    """See Argmax. logits: float32 [T, V]."""
+    logits = logits[:, :num_choices]
+    # A maximum that is compared with itself must not be computed twice, in fusions that may round differently.
+    logits = lax.optimization_barrier(logits)
+    sound = jnp.isfinite(jnp.max(logits, axis=-1))
+    return jnp.where(sound, jnp.argmax(logits, axis=-1), -1).astype(jnp.int32)
 
 
 def gate(results: Sequence[jax.Array], activation: str | None) -> Sequence[jax.Array]:

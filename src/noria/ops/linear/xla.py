@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from noria.ops.linear.reference import gate
+from noria.ops.linear.reference import add_residual, gate, largest, normalized
 from noria.ops.linear.types import PackedWeight, Weight
+from noria.ops.rms_norm import RmsNorm
 
 
 def linear(
@@ -18,8 +19,11 @@ def linear(
     layer: jax.Array,
     rows: jax.Array,
     *,
+    norm: RmsNorm | None = None,
     biases: Sequence[jax.Array | None] | None = None,
     activation: str | None = None,
+    post_norm: RmsNorm | None = None,
+    residual: jax.Array | None = None,
     out_dtype: jnp.dtype | None = None,
     quantize_x: bool = False,  # dense weights have no codes that it would speed up
 ) -> tuple[jax.Array, ...]:
@@ -29,12 +33,27 @@ def linear(
     whatever their number. One row alone would take another path, and in bfloat16 one 30 times slower: callers on the
     CPU pass two rows or more.
     """
-    results = []
+    x, results = normalized(x, norm, layer), []
     for weight, bias in zip(weights, biases or [None] * len(weights)):
         matrix = lax.dynamic_index_in_dim(_data(weight), layer, keepdims=False)
         y = lax.dot_general(x, matrix, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
         results.append(y if bias is None else y + bias[layer].astype(jnp.float32))
-    return tuple(y.astype(out_dtype or x.dtype) for y in gate(results, activation))
+    results = add_residual(gate(results, activation), post_norm, layer, residual)
+    return tuple(y.astype(out_dtype or x.dtype) for y in results)
+
+
+def argmax(
+    x: jax.Array,
+    weight: Weight,
+    rows: jax.Array,
+    *,
+    num_choices: int,
+    norm: RmsNorm | None = None,
+    quantize_x: bool = False,
+) -> jax.Array:
+    """See api.py."""
+    (logits,) = linear(x, (weight,), jnp.int32(0), rows, norm=norm, out_dtype=jnp.dtype(jnp.float32))
+    return largest(logits, num_choices)
 
 
 def embed(table: Weight, token_ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
