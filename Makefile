@@ -42,8 +42,8 @@ test-all: $(DEV_STAMP)
 # Not in the environment: it needs a C++ compiler with AddressSanitizer and UBSan, and no Python package.
 FUZZ_ROUNDS ?= 2000
 fuzz:
-	$(PYTHON) native/build.py --fuzz build/fuzz_linear
-	build/fuzz_linear $(FUZZ_ROUNDS)
+	$(PYTHON) native/build.py --fuzz build/fuzz_native
+	build/fuzz_native $(FUZZ_ROUNDS)
 
 # All checks run, so that one look shows everything there is to mend.
 lint: $(DEV_STAMP)

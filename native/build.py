@@ -19,22 +19,23 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
-# Files for one set of instructions: its flags, and the macro that a compiler defines where it may use that set.
+# Sets of instructions: their flags, and the macro that a compiler defines where it may use them.
 _PATHS = {
     "x86_64": {
-        "linear/isa_avx2.cc": (_AVX2, "__AVX2__"),
-        "linear/isa_avx512_vnni.cc": (_AVX512, "__AVX512VNNI__"),
-        "linear/isa_avx512_bf16.cc": ((*_AVX512, "-mavx512bf16"), "__AVX512BF16__"),
+        "avx2": (_AVX2, "__AVX2__"),
+        "avx512_vnni": (_AVX512, "__AVX512VNNI__"),
+        "avx512_bf16": ((*_AVX512, "-mavx512bf16"), "__AVX512BF16__"),
     },
     "aarch64": {
-        "linear/isa_neon.cc": ((), "__ARM_NEON"),
-        "linear/isa_neon_dot.cc": (("-march=armv8.2-a+dotprod",), "__ARM_FEATURE_DOTPROD"),
+        "neon": ((), "__ARM_NEON"),
+        "neon_dot": (("-march=armv8.2-a+dotprod",), "__ARM_FEATURE_DOTPROD"),
     },
 }
+_ROOMS = ("linear", "attention")  # each has its kernels in an isa_<path>.cc
 _MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
-_COMMON = ("linear/isa_portable.cc", "linear/pack.cc", "runtime/cpu.cc")
-_LIBRARY = ("linear/ffi.cc", "rotary/ffi.cc", *_COMMON, "runtime/exports.cc")
-_FUZZ = (*_COMMON, "fuzz/linear.cc")
+_COMMON = ("linear/isa_portable.cc", "attention/isa_portable.cc", "linear/pack.cc", "runtime/cpu.cc")
+_LIBRARY = ("linear/ffi.cc", "attention/ffi.cc", "rotary/ffi.cc", *_COMMON, "runtime/exports.cc")
+_FUZZ = (*_COMMON, "fuzz/linear.cc", "fuzz/attention.cc", "fuzz/main.cc")
 _FLAGS = (
     *("-std=c++17", "-O2", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"),
     "-ffp-contract=off",  # else the compiler chooses where to round once instead of twice, and results would differ
@@ -84,22 +85,22 @@ def _build(
 ) -> None:
     """Compiles and links to `output`, which appears whole or not at all."""
     command = [_compiler(), *_FLAGS, *flags]
+    own_flags = {f"{room}/isa_{name}.cc": paths[name][0] for room in _ROOMS for name in reversed(paths)}
     with tempfile.TemporaryDirectory() as folder:
 
         def compile_one(name: str) -> str | None:
             target = str(Path(folder) / (name.replace("/", "_") + ".o"))
-            own = paths[name][0] if name in paths else ()
             try:
-                _run([*command, *own, f"-I{HERE}", "-c", str(HERE / name), "-o", target])
+                _run([*command, *own_flags.get(name, ()), f"-I{HERE}", "-c", str(HERE / name), "-o", target])
             except BuildError as error:
-                if name not in paths:
+                if name not in own_flags:
                     raise
                 print(f"left out {name}: {error}", file=sys.stderr)  # the compiler is older than the instructions
                 return None
             return target
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # the longest first
-            objects = [target for target in pool.map(compile_one, [*reversed(paths), *names]) if target]
+            objects = [target for target in pool.map(compile_one, [*own_flags, *names]) if target]
         output.parent.mkdir(parents=True, exist_ok=True)
         partial = output.with_name(f".{output.name}.{os.getpid()}")
         _run([*command, *link_flags, *objects, "-o", str(partial)])

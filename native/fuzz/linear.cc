@@ -7,11 +7,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <random>
-#include <thread>
 #include <vector>
 
+#include "fuzz/tools.h"
 #include "linear/compute.h"
 #include "runtime/cpu.h"
 
@@ -23,23 +21,6 @@ void noria_pack(int32_t kind, const uint8_t* source, int64_t row_bytes, const in
 
 namespace noria {
 namespace {
-
-using Random = std::mt19937_64;
-
-struct Threads {  // stands for XLA's pool
-  std::vector<std::thread> running;
-  template <typename F>
-  void Schedule(F&& f) {
-    running.emplace_back(std::forward<F>(f));
-  }
-  ~Threads() {
-    for (auto& thread : running) thread.join();
-  }
-};
-
-int64_t between(Random& random, int64_t low, int64_t high) {
-  return std::uniform_int_distribution<int64_t>(low, high)(random);
-}
 
 struct SourceBlock {
   int64_t bytes, half[2];  // size in a file, and where the half-precision scales lie (-1: none)
@@ -56,13 +37,6 @@ SourceBlock source_block(Kind kind) {
     case Kind::kQ6_K: return {210, {208, -1}};
     default: return {0, {-1, -1}};
   }
-}
-
-std::vector<float> floats(Random& random, int64_t count) {
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(random);
-  return values;
 }
 
 // Rows as a checkpoint has them.
@@ -224,20 +198,21 @@ void fail(const Case& c, const char* path, const char* what) {
 }
 
 void check(Random& random, const Case& c) {
-  const Kernels* paths[kMaxPaths];
-  const int count = available_kernels(paths);
+  Path paths[kMaxPaths];
+  const int count = available_paths(paths);
   // Where rounding to 8 bits falls on a tie, the last bit of the norm decides.
   const double tolerance = c.x8 && !c.norm.empty() ? 3e-2 : c.y_dtype == Dtype::kFloat32 ? 1e-4 : 1e-2;
   Result want;
   for (int path = 0; path < count; ++path) {
-    const Kernels& kernels = *paths[path];
+    const Kernels& kernels = *paths[path].linear;
+    const char* const name = paths[path].name;
     const Result got = run(c, kernels, 0, c.rows, between(random, 1, 3));
     const int64_t row = between(random, 0, c.rows - 1), rows = between(random, 1, std::min<int64_t>(c.rows - row, 9));
     const Result part = run(c, kernels, row, rows, 1);
     for (size_t i = 0; i < got.size(); ++i) {
       const int64_t row_bytes = static_cast<int64_t>(got[i].size()) / c.rows;
       if (std::memcmp(part[i].data(), got[i].data() + row * row_bytes, part[i].size()) != 0)
-        fail(c, kernels.name, "a row depends on its batch");
+        fail(c, name, "a row depends on its batch");
     }
     if (path == 0) want = got;
     for (size_t i = 0; i < got.size(); ++i) {
@@ -247,7 +222,7 @@ void check(Random& random, const Case& c) {
       for (int64_t at = 0; at < values; ++at) {
         const double off = value_at(got[i], c.y_dtype, at) - value_at(want[i], c.y_dtype, at);
         if (!(std::fabs(off) <= scale * tolerance))
-          fail(c, kernels.name, "differs from portable");
+          fail(c, name, "differs from portable");
       }
     }
     for (size_t i = 0; i < c.kinds.size(); ++i) {
@@ -262,14 +237,6 @@ void check(Random& random, const Case& c) {
 }  // namespace
 }  // namespace noria
 
-int main(int argc, char** argv) {
-  const int rounds = argc > 1 ? std::atoi(argv[1]) : 1000;
-  noria::Random random(argc > 2 ? std::atoi(argv[2]) : 0);
-  for (int i = 0; i < rounds; ++i) noria::check(random, noria::draw(random));
-  const noria::Kernels* paths[noria::kMaxPaths];
-  const int count = noria::available_kernels(paths);
-  std::printf("%d random products agree on", rounds);
-  for (int i = 0; i < count; ++i) std::printf(" %s", paths[i]->name);
-  std::printf("\n");
-  return 0;
+void noria::fuzz_linear(Random& random, int rounds) {
+  for (int i = 0; i < rounds; ++i) check(random, draw(random));
 }

@@ -1,24 +1,10 @@
 // What happens to a finished sum: bias, gate, residual, conversion, store; or the choice of the largest.
 #pragma once
 
-#include <initializer_list>
-
 #include "linear/rows.h"
+#include "simd/math.h"
 
 namespace noria::NORIA_ISA {
-
-// e^x by the polynomial of Cephes' expf, within 2 units in the last place; infinite from 88.4 on, e^-87 below -87.
-inline Lanes exp(Lanes x) {
-  x = min(splat(89.0f), max(splat(-87.0f), x));
-  const Lanes n = round_even(mul(x, splat(1.44269504088896341f)));
-  Lanes r = fma(n, splat(-0.693359375f), x);
-  r = fma(n, splat(2.12194440e-4f), r);
-  Lanes p = splat(1.9875691500e-4f);
-  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-    p = fma(p, r, splat(c));
-  p = add(fma(mul(r, r), p, r), splat(1.0f));
-  return mul(p, as_lanes(shift_left<23>(add_words(to_words(n), 127))));
-}
 
 // x / (1 + e^-z)
 inline Lanes times_sigmoid(Lanes x, Lanes z) {

@@ -11,20 +11,10 @@
 // scales of Q4_K and Q5_K are widened to bytes. Every code c stands for c * scale + offset, one rounding.
 #pragma once
 
-#include <utility>
-
 #include "linear/types.h"
+#include "simd/loops.h"
 
 namespace noria::NORIA_ISA {
-
-template <typename F, int... i>
-inline NORIA_INLINE void for_each_index(std::integer_sequence<int, i...>, F&& f) {
-  (f(std::integral_constant<int, i>{}), ...);
-}
-template <int n, typename F>
-inline NORIA_INLINE void unroll(F&& f) {
-  for_each_index(std::make_integer_sequence<int, n>{}, f);
-}
 
 // A format has: kBlock, kBytes, kHeader as in Shape, and visit(block, f), which calls f(k, lanes) for each k in order.
 template <Kind kind>

@@ -27,24 +27,6 @@ constexpr int direct_groups() {
   return Format::kKind == Kind::kBFloat16 ? 3 : 1;
 }
 
-// Calls f with M = rows, which is between 1 and `most`.
-template <int most, typename F>
-inline void with_rows(int64_t rows, F&& f) {
-  unroll<most>([&](auto m) NORIA_INLINE {
-    if (rows == m + 1) f(std::integral_constant<int, m + 1>{});
-  });
-}
-
-// Cuts `rows` into groups of nearly equal size, at most `most` each, and calls f(row, M) for each.
-template <int most, typename F>
-inline void each_group(int64_t rows, F&& f) {
-  const int64_t groups = ceil_div(rows, most);
-  for (int64_t g = 0; g < groups; ++g) {
-    const int64_t begin = g * rows / groups, end = (g + 1) * rows / groups;
-    with_rows<most>(end - begin, [&](auto m) NORIA_INLINE { f(begin, m); });
-  }
-}
-
 // Calls f(tile, J, stride): the tiles of a unit, J of them together, `stride` bytes apart. An odd last tile is taken
 // twice where two go together, which is rare, and halves the code.
 template <int together, typename F>

@@ -4,9 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "runtime/types.h"
+
 namespace noria {
 
-constexpr int kLanes = 16;  // outputs of a tile; a matrix with N outputs has ceil(N / 16) tiles
+// A tile has kLanes outputs; a matrix with N outputs has ceil(N / 16) tiles.
 constexpr int kMaxWeights = 4;
 
 // The numbers are those of KINDS in ops/linear/types.py.
@@ -14,7 +16,6 @@ enum class Kind : int32_t { kFloat32, kBFloat16, kInt8, kQ8_0, kQ4_0, kQ4_1, kQ5
 constexpr int kKinds = 11;
 
 enum class Activation : int32_t { kNone, kSilu, kGeluTanh };
-enum class Dtype : int32_t { kFloat32, kBFloat16 };
 
 // One layer's matrix.
 struct Weight {
@@ -67,8 +68,7 @@ struct Shape {
   int64_t tile_header;
 };
 
-// static, like all that is not in a namespace of its instruction set: the linker must not pick the copy of a file that
-// was compiled for another processor.
+// static, see runtime/types.h
 static constexpr Shape shape_of(Kind kind) {
   switch (kind) {
     case Kind::kFloat32: return {4, 256, 0};
@@ -86,7 +86,6 @@ static constexpr Shape shape_of(Kind kind) {
   return {1, 0, 0};
 }
 
-static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static constexpr int64_t tile_bytes(Kind kind, int64_t k) {
   const Shape shape = shape_of(kind);
   return shape.tile_header + ceil_div(k, shape.block) * shape.block_bytes;
@@ -94,7 +93,6 @@ static constexpr int64_t tile_bytes(Kind kind, int64_t k) {
 
 // The same functions compiled for one set of processor instructions each.
 struct Kernels {
-  const char* name;
   bool takes_pairs;  // of bfloat16 activations: they are wanted in x16
   // Computes units first <= u < last of the problem's units(), each by one thread.
   void (*run)(const Problem& problem, int64_t first, int64_t last);
@@ -116,7 +114,7 @@ struct Kernels {
 
 // The members of Kernels, in their order; for a file that includes kernels.h in the namespace of its instruction set.
 #define NORIA_KERNELS(isa)                                                                                    \
-  #isa, isa::kTakesPairs, isa::run, isa::units, isa::units_per_row_block, isa::quantize, isa::widen, isa::narrow, \
+  isa::kTakesPairs, isa::run, isa::units, isa::units_per_row_block, isa::quantize, isa::widen, isa::narrow, \
       isa::normalize, isa::add_residual, isa::rotate, isa::row
 
 }  // namespace noria

@@ -9,49 +9,56 @@
 
 namespace noria {
 
-// Each is defined in isa_<name>.cc; null where that was not compiled, for another processor or by an old compiler.
-#define NORIA_OPTIONAL extern const Kernels __attribute__((weak, visibility("default")))
-extern const Kernels kernels_portable;
-NORIA_OPTIONAL kernels_avx2;
-NORIA_OPTIONAL kernels_avx512_vnni;
-NORIA_OPTIONAL kernels_avx512_bf16;
-NORIA_OPTIONAL kernels_neon;
-NORIA_OPTIONAL kernels_neon_dot;
+// Defined in isa_<name>.cc; null where that was not compiled, for another processor or by an old compiler.
+#define NORIA_PATH(name, attributes)           \
+  extern const Kernels kernels_##name attributes; \
+  extern const attention::Kernels attention_##name attributes
+#define NORIA_OPTIONAL __attribute__((weak, visibility("default")))
+NORIA_PATH(portable, );
+NORIA_PATH(avx2, NORIA_OPTIONAL);
+NORIA_PATH(avx512_vnni, NORIA_OPTIONAL);
+NORIA_PATH(avx512_bf16, NORIA_OPTIONAL);
+NORIA_PATH(neon, NORIA_OPTIONAL);
+NORIA_PATH(neon_dot, NORIA_OPTIONAL);
 
-int available_kernels(const Kernels* (&paths)[kMaxPaths]) {
+int available_paths(Path (&paths)[kMaxPaths]) {
   int count = 0;
-  paths[count++] = &kernels_portable;
-  const auto add = [&](const Kernels* path) {
-    if (path != nullptr) paths[count++] = path;
+  const auto add = [&](const char* name, const Kernels* linear, const attention::Kernels* attention) {
+    if (linear != nullptr && attention != nullptr) paths[count++] = {name, linear, attention};
   };
+#define NORIA_ADD(name) add(#name, &kernels_##name, &attention_##name)
+  NORIA_ADD(portable);
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {  // all of these have F16C
-    add(&kernels_avx2);
+    NORIA_ADD(avx2);
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni")) {
-      add(&kernels_avx512_vnni);
-      if (__builtin_cpu_supports("avx512bf16")) add(&kernels_avx512_bf16);
+      NORIA_ADD(avx512_vnni);
+      if (__builtin_cpu_supports("avx512bf16")) NORIA_ADD(avx512_bf16);
     }
   }
 #elif defined(__aarch64__)
-  add(&kernels_neon);
+  NORIA_ADD(neon);
 #if defined(__APPLE__)
-  add(&kernels_neon_dot);
+  NORIA_ADD(neon_dot);
 #elif defined(__linux__)
-  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) add(&kernels_neon_dot);
+  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) NORIA_ADD(neon_dot);
 #endif
 #endif
   return count;
 }
 
-const Kernels* find_kernels(const char* name, size_t length) {
-  const Kernels* paths[kMaxPaths];
-  const int count = available_kernels(paths);
-  if (length == 0) return paths[count - 1];
-  for (int i = 0; i < count; ++i)
-    if (std::strlen(paths[i]->name) == length && std::memcmp(paths[i]->name, name, length) == 0) return paths[i];
-  return nullptr;
+bool find_path(const char* name, size_t length, Path* path) {
+  Path paths[kMaxPaths];
+  const int count = available_paths(paths);
+  for (int i = 0; i < count; ++i) {
+    const bool named = std::strlen(paths[i].name) == length && std::memcmp(paths[i].name, name, length) == 0;
+    if (!named && !(length == 0 && i == count - 1)) continue;
+    *path = paths[i];
+    return true;
+  }
+  return false;
 }
 
 }  // namespace noria

@@ -1,16 +1,24 @@
 // Which instruction sets were compiled in, and which this processor has.
 #pragma once
 
+#include "attention/types.h"
 #include "linear/types.h"
 
 namespace noria {
 
 constexpr int kMaxPaths = 8;
 
-// Paths this processor can run, slowest first; `portable` is always the first. Returns their number.
-int available_kernels(const Kernels* (&paths)[kMaxPaths]);
+// The kernels of all ops for one instruction set.
+struct Path {
+  const char* name;
+  const Kernels* linear;
+  const attention::Kernels* attention;
+};
 
-// The path of that name, the fastest one for an empty name, or null.
-const Kernels* find_kernels(const char* name, size_t length);
+// Paths this processor can run, slowest first; `portable` is always the first. Returns their number.
+int available_paths(Path (&paths)[kMaxPaths]);
+
+// The path of that name, or the fastest one for an empty name. False if there is none.
+bool find_path(const char* name, size_t length, Path* path);
 
 }  // namespace noria

@@ -6,9 +6,9 @@ extern "C" {
 
 // Name of the i-th path that this processor can run, slowest first; null beyond the last.
 const char* noria_path(int32_t index) {
-  const noria::Kernels* paths[noria::kMaxPaths];
-  const int count = noria::available_kernels(paths);
-  return index >= 0 && index < count ? paths[index]->name : nullptr;
+  noria::Path paths[noria::kMaxPaths];
+  const int count = noria::available_paths(paths);
+  return index >= 0 && index < count ? paths[index].name : nullptr;
 }
 
 }  // extern "C"

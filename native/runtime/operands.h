@@ -43,11 +43,13 @@ inline Dtype dtype_of(ffi::AnyBuffer buffer) {
 }
 inline int64_t size_of(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
 
-inline const Kernels& kernels_of(std::string_view path) {
-  const Kernels* kernels = find_kernels(path.data(), path.size());
-  if (kernels == nullptr) throw Invalid{"this processor has no path " + std::string(path)};
-  return *kernels;
+// The path of that name; "" is the best.
+inline Path path_of(std::string_view name) {
+  Path path;
+  if (!find_path(name.data(), name.size(), &path)) throw Invalid{"this processor has no path " + std::string(name)};
+  return path;
 }
+inline const Kernels& kernels_of(std::string_view path) { return *path_of(path).linear; }
 
 // Two int32: the layer, and how many rows count.
 struct Place {

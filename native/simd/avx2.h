@@ -51,6 +51,13 @@ inline Lanes round_even(Lanes a) {
   return {_mm256_round_ps(a.lo, mode), _mm256_round_ps(a.hi, mode)};
 }
 
+inline float max_of(Lanes a) {
+  const __m256 v = _mm256_max_ps(a.lo, a.hi);
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
 inline Words zero_words() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 inline Words load_words(const void* p) {
   const auto* q = static_cast<const __m256i*>(p);
@@ -135,3 +142,5 @@ inline Words dot4(const int8_t* x, Words codes, Words sum) {
 }
 
 }  // namespace noria::NORIA_ISA
+
+#include "simd/transpose_x86.h"

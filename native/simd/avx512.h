@@ -40,6 +40,8 @@ inline Lanes round_even(Lanes a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 
+inline float max_of(Lanes a) { return _mm512_reduce_max_ps(a.v); }
+
 inline Words zero_words() { return {_mm512_setzero_si512()}; }
 inline Words load_words(const void* p) { return {_mm512_loadu_si512(p)}; }
 inline void store_words(void* p, Words a) { _mm512_storeu_si512(p, a.v); }
@@ -108,3 +110,5 @@ constexpr bool kHasDot2 = false;
 #endif
 
 }  // namespace noria::NORIA_ISA
+
+#include "simd/transpose_x86.h"

@@ -46,6 +46,10 @@ inline Lanes fma(Lanes a, Lanes b, Lanes c) { NORIA_EACH(Lanes, vfmaq_f32(c.v[i]
 inline Lanes fma(const float* x, Lanes w, Lanes sum) { NORIA_EACH(Lanes, vfmaq_n_f32(sum.v[i], w.v[i], *x)); }
 inline Lanes round_even(Lanes a) { NORIA_EACH(Lanes, vrndnq_f32(a.v[i])); }
 
+inline float max_of(Lanes a) {
+  return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.v[0], a.v[1]), vmaxq_f32(a.v[2], a.v[3])));
+}
+
 inline Words splat_word(uint32_t x) { NORIA_EACH(Words, vdupq_n_u32(x)); }
 inline Words zero_words() { return splat_word(0); }
 inline Words load_words(const void* p) {
@@ -99,6 +103,19 @@ inline Lanes from_i8(const void* p) {
   const int16x8_t low = vmovl_s8(vget_low_s8(a)), high = vmovl_s8(vget_high_s8(a));
   return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
            vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
+}
+
+// to[i][j] = rows[j][from + i], i and j below 16.
+inline void transpose(const float* const (&rows)[16], int64_t from, float* to) {
+  for (int j = 0; j < 16; j += 4) {
+    for (int i = 0; i < 16; i += 4) {
+      const float* const* row = rows + j;
+      const int64_t at = from + i;
+      float square[16];  // stored interleaved: element i of row j goes to 4 i + j
+      vst4q_f32(square, {{vld1q_f32(row[0] + at), vld1q_f32(row[1] + at), vld1q_f32(row[2] + at), vld1q_f32(row[3] + at)}});
+      for (int k = 0; k < 4; ++k) vst1q_f32(to + 16 * (i + k) + j, vld1q_f32(square + 4 * k));
+    }
+  }
 }
 
 // sum + the products of 4 unsigned codes a lane with 4 signed activations, in 32-bit integers, exact.

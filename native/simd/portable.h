@@ -61,6 +61,12 @@ inline Lanes fma(Lanes a, Lanes b, Lanes c) { NORIA_EACH(Lanes, a.v[i] * b.v[i] 
 inline Lanes fma(const float* x, Lanes w, Lanes sum) { NORIA_EACH(Lanes, *x * w.v[i] + sum.v[i]); }
 inline Lanes round_even(Lanes a) { NORIA_EACH(Lanes, std::nearbyintf(a.v[i])); }
 
+inline float max_of(Lanes a) {
+  float m = a.v[0];
+  for (int i = 1; i < 16; ++i) m = a.v[i] > m ? a.v[i] : m;
+  return m;
+}
+
 inline Words zero_words() { NORIA_EACH(Words, 0); }
 inline Words load_words(const void* p) {
   Words r;
@@ -111,6 +117,12 @@ inline void store_bfloat16(void* p, Lanes a) {
 }
 inline Lanes from_u8(const void* p) { NORIA_EACH(Lanes, static_cast<const uint8_t*>(p)[i]); }
 inline Lanes from_i8(const void* p) { NORIA_EACH(Lanes, static_cast<const int8_t*>(p)[i]); }
+
+// to[i][j] = rows[j][from + i], i and j below 16.
+inline void transpose(const float* const (&rows)[16], int64_t from, float* to) {
+  for (int j = 0; j < 16; ++j)
+    for (int i = 0; i < 16; ++i) std::memcpy(to + 16 * i + j, rows[j] + from + i, sizeof(float));
+}
 
 // sum + the products of 4 unsigned codes a lane with 4 signed activations, in 32-bit integers, exact.
 template <bool wide>

@@ -127,7 +127,7 @@ class EngineConfig:
     num_scheduler_steps: int = 1  # most forward passes of a step in which everybody decodes: one loop on the device
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"  # priority: the lower value of a request comes first
 
-    attention_backend: Literal["auto", "reference", "xla"] = "auto"
+    attention_backend: Literal["auto", "reference", "xla", "native"] = "auto"  # auto as for linear_backend
     linear_backend: Literal["auto", "reference", "xla", "native"] = "auto"  # auto: native on a CPU where it was built
     quantization: Literal["auto", "none"] = "auto"  # auto: GGUF blocks stay packed where the linear op can use them
     compile_cache_dir: str | None = None  # "" turns the persistent compile cache off

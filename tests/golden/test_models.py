@@ -15,8 +15,9 @@ from noria import LLM, SamplingParams
 from noria.cache.layout import CacheLayout, plan_layout
 from noria.models.decoder import Decoder
 from noria.models.registry import build_model
+from noria.ops import native
 from noria.ops.backends import Ops
-from noria.ops.ragged_paged_attention.api import FULL_ATTENTION, KVCache, LayerAddress, RaggedBatch
+from noria.ops.ragged_paged_attention.api import BACKENDS, FULL_ATTENTION, KVCache, LayerAddress, RaggedBatch
 from noria.runner.capture import use_compile_cache
 from noria.weights.checkpoint import open_checkpoint
 from noria.weights.load import load_weights, place_on
@@ -99,8 +100,9 @@ def kept_logits(case: ModelCase) -> list[np.ndarray]:
 
 
 def cases_and_backends() -> list:
-    slow = lambda case, backend: [pytest.mark.slow] * (backend == "xla" and case.name not in XLA_BY_DEFAULT)
-    pairs = [(case, backend) for case in model_cases() for backend in ("reference", "xla")]
+    slow = lambda case, backend: [pytest.mark.slow] * (backend != "reference" and case.name not in XLA_BY_DEFAULT)
+    backends = [name for name, _ in BACKENDS if name != "native" or native.available()]
+    pairs = [(case, backend) for case in model_cases() for backend in backends]
     return [pytest.param(*pair, id="-".join(map(str, pair)), marks=slow(*pair)) for pair in pairs]
 
 

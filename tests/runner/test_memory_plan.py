@@ -14,6 +14,7 @@ from noria.engine.startup import start
 from noria.errors import ConfigError
 from noria.models.config import DecoderConfig
 from noria.nn.rope import Rope
+from noria.ops.ragged_paged_attention.cpu import scratch_bytes
 from noria.runner.memory import MemoryPlan, activation_bytes, available_bytes, plan_memory
 
 MiB = 2**20
@@ -152,6 +153,14 @@ def test_the_larger_the_step_the_larger_the_estimate() -> None:
     assert growth >= 60 * 1000 * 4
 
 
+def test_the_scratch_of_native_attention_is_as_large_as_its_source_says() -> None:
+    """scratch_floats of native/attention/types.h for 96 queries of 64: two states, and what one tile needs."""
+    state = 96 * 17 + 96 * 64
+    assert scratch_bytes(64) == 4 * (2 * state + 2 * 96 + 96 * (64 + 64) + (2 * 64 + 16) * 64)
+    assert scratch_bytes(50) == scratch_bytes(64)
+    assert activation_bytes(resolve(), dataclasses.replace(MODEL, head_dim=4096), 4) > scratch_bytes(4096)
+
+
 def test_available_memory_of_a_cpu_is_what_the_system_can_give() -> None:
     import jax
 
@@ -165,6 +174,7 @@ def test_available_memory_of_a_cpu_is_what_the_system_can_give() -> None:
 )
 def test_the_estimate_covers_what_the_compiler_reserves(name: str, options: dict, compile_cache_dir: str) -> None:
     sizes = {"max_model_len": 128, "max_num_seqs": 4, "dtype": "float32"} | options
+    sizes["attention_backend"] = "xla"  # what the native one holds, no compiler knows
     config = EngineConfig.from_options(
         model=str(MODELS / name), skip_tokenizer_init=True, compile_cache_dir=compile_cache_dir, **sizes
     )

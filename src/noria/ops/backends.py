@@ -19,4 +19,4 @@ class Ops:
     def choose(attention_backend: str, linear_backend: str, platform: str) -> Ops:
         """By name; "auto" is the fastest there is. platform: "cpu", "gpu" or "tpu"."""
         chosen = linear.choose(linear_backend, platform)
-        return Ops(attention.choose(attention_backend), chosen, rotary.choose(chosen.name))
+        return Ops(attention.choose(attention_backend, platform), chosen, rotary.choose(chosen.name))

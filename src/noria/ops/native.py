@@ -12,7 +12,7 @@ import jax
 
 LIBRARY = Path(__file__).with_name("_native") / "libnoria_ops.so"
 REASON = LIBRARY.with_name("not_built.txt")  # the package's build says here why there is no library
-_TARGETS = ("noria_linear", "noria_argmax", "noria_embed", "noria_rotary")
+_TARGETS = ("noria_linear", "noria_argmax", "noria_embed", "noria_rotary", "noria_ragged_paged_attention")
 
 
 @dataclass(frozen=True)

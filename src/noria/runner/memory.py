@@ -12,6 +12,7 @@ from noria.config import ResolvedConfig
 from noria.errors import ConfigError
 from noria.models.config import DecoderConfig
 from noria.ops.ragged_paged_attention.api import KVCache
+from noria.ops.ragged_paged_attention.cpu import scratch_bytes
 from noria.ops.ragged_paged_attention.xla import DECODE_ROWS, KV_TILE, PREFILL_TOKENS
 
 _MiB = 2**20
@@ -106,11 +107,12 @@ def activation_bytes(config: ResolvedConfig, model: DecoderConfig, dtype_bytes: 
 
 
 def _attention_tile_bytes(model: DecoderConfig, dtype_bytes: int) -> int:
-    """What one iteration of the attention loop gathers and computes, whatever the step."""
+    """What one iteration of the attention loop gathers and computes, whatever the step and the back end."""
     keys_and_values = DECODE_ROWS * KV_TILE * model.num_kv_heads * 2 * model.head_dim
     scores = PREFILL_TOKENS * model.num_heads * KV_TILE
     accumulated = PREFILL_TOKENS * model.num_heads * model.head_dim
-    return keys_and_values * (4 + 2 * dtype_bytes) + 4 * (4 * scores + 4 * accumulated)
+    in_xla = keys_and_values * (4 + 2 * dtype_bytes) + 4 * (4 * scores + 4 * accumulated)
+    return max(in_xla, (os.cpu_count() or 1) * scratch_bytes(model.head_dim))
 
 
 def available_bytes(device: Any) -> int:

@@ -84,9 +84,8 @@ class ModelRunner:
         self.device = device
         self.dtype = dtype
         self.cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        self._ops = Ops.choose(
-            config.attention_backend, _linear_backend(config, dtype, device.platform), device.platform
-        )
+        backends = (_backend(config, f"{op}_backend", dtype, device.platform) for op in ("attention", "linear"))
+        self._ops = Ops.choose(*backends, device.platform)
         self.layout: CacheLayout = plan_layout(model.config.windows)
         self.buckets = Buckets.of(config)
         blocks = -(-config.max_model_len // config.block_size)
@@ -305,9 +304,12 @@ class ModelRunner:
         return lambda: self._sample.lower(self._weights, rows, inputs.sample).compile()
 
 
-def _linear_backend(config: ResolvedConfig, dtype: str, platform: str) -> str:
-    """The native op computes in float32 and bfloat16, on CPUs. Raises ConfigError when it was asked for in vain."""
-    choice = config.linear_backend
+def _backend(config: ResolvedConfig, option: str, dtype: str, platform: str) -> str:
+    """Of an op that has a native back end, which computes in float32 and bfloat16, on CPUs.
+
+    option: the name of its option. Raises ConfigError when native was asked for in vain.
+    """
+    choice = getattr(config, option)
     if choice == "auto":
         return "xla" if dtype == "float16" else choice
     if choice == "native":
@@ -318,5 +320,5 @@ def _linear_backend(config: ResolvedConfig, dtype: str, platform: str) -> str:
             else f"the library is {native.status()}"
         )  # fmt: skip
         if why is not None:
-            raise ConfigError(f"linear_backend native cannot be used: {why}; use auto or xla")
+            raise ConfigError(f"{option} native cannot be used: {why}; use auto or xla")
     return choice

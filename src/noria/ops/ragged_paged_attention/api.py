@@ -6,7 +6,8 @@ from typing import Protocol
 
 import jax
 
-from noria.ops.ragged_paged_attention import reference, xla
+from noria.ops import native
+from noria.ops.ragged_paged_attention import cpu, reference, xla
 from noria.ops.ragged_paged_attention.types import (
     CACHE_DTYPES,
     FULL_ATTENTION,
@@ -56,9 +57,12 @@ class RaggedPagedAttention(Protocol):
 BACKENDS: tuple[tuple[str, RaggedPagedAttention], ...] = (
     ("reference", reference.ragged_paged_attention),
     ("xla", xla.ragged_paged_attention),
+    ("native", cpu.ragged_paged_attention),
 )
 
 
-def choose(backend: str) -> RaggedPagedAttention:
-    """The implementation of that name; "auto" is the fastest one that every device has."""
-    return dict(BACKENDS)["xla" if backend == "auto" else backend]
+def choose(name: str, platform: str) -> RaggedPagedAttention:
+    """The implementation of that name; "auto" is the fastest one that the platform ("cpu", "gpu", "tpu") has."""
+    if name == "auto":
+        name = "native" if platform == "cpu" and native.available() else "xla"
+    return dict(BACKENDS)[name]
