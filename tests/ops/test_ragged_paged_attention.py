@@ -213,7 +213,7 @@ def test_writes_touch_only_their_own_slots_and_the_null_block(op):
     assert expected <= blocks
 
 
-@pytest.mark.parametrize("op", (REFERENCE, *OPS.values()), ids=("reference", *OPS))
+@pytest.mark.parametrize("op", [REFERENCE, *OPS.values()], ids=("reference", *OPS))
 @pytest.mark.parametrize("ended", [(0,), (1, 3), (4,), (0, 1, 2, 3, 4)])
 def test_a_decode_row_that_has_ended_is_padding(op, ended):
     """Wherever it stands: the others get the same bits, and its place in the cache keeps what it has."""
