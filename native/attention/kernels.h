@@ -26,7 +26,8 @@ struct State {
   float* total;  // [padded(queries)][16]: sums of e^(score - top); lane l has keys l, l + 16, ...
   float* mixed;  // [queries][padded(head_dim)]: the values' sums with these weights
 
-  State(float* memory, int64_t queries) : top(memory), total(top + padded(queries)), mixed(total + padded(queries) * kLanes) {}
+  State(float* memory, int64_t queries)
+      : top(memory), total(top + padded(queries)), mixed(total + padded(queries) * kLanes) {}
 
   void begin(int64_t queries, int64_t width) {
     for (int64_t i = 0; i < padded(queries); ++i) top[i] = kUnseen;

@@ -25,7 +25,8 @@ constexpr int panels_together(int rows) {
 
 // fade: for each row, what its sums so far are multiplied with first; null: they begin at zero.
 template <int M, int J>
-void multiply(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t depth, Sums16 sums, const float* fade) {
+void multiply(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t depth, Sums16 sums,
+              const float* fade) {
   Lanes sum[M][J];
   const float* row[M];
   const float* panel[J];

@@ -14,6 +14,7 @@ namespace noria::attention {
 
 constexpr int64_t kSmallWork = 1 << 16;  // multiply-adds below which waking a thread costs more than it gains
 constexpr int64_t kWriteTokens = 16;     // tokens whose keys and values one thread writes at a time
+constexpr int64_t kMostStates = 1 << 20;  // floats of all parts' sums: more memory traffic than it is worth beyond
 
 // The lowest position that a token at `position` sees.
 inline int64_t first_seen(const Problem& p, int64_t position) { return std::max<int64_t>(0, position - p.window + 1); }
@@ -29,7 +30,8 @@ inline const char* find_mistake(const Problem& p) {
   if (p.window < 1) return "the window must be 1 or more";
   for (int64_t t = 0; t < p.tokens; ++t) {
     if (p.token_rows[t] >= p.rows) continue;
-    if (p.token_rows[t] < 0 || p.positions[t] < 0 || p.positions[t] >= reach) return "a token lies outside its block table";
+    if (p.token_rows[t] < 0 || p.positions[t] < 0 || p.positions[t] >= reach)
+      return "a token lies outside its block table";
     if (!good_block(p, p.token_rows[t], p.positions[t] / p.block_size)) return "a block lies outside the cache";
   }
   for (int64_t row = 0; row < p.rows; ++row) {
@@ -37,7 +39,8 @@ inline const char* find_mistake(const Problem& p) {
       return "query_start must rise from 0 to at most the number of tokens";
     const int64_t length = p.seq_lens[row];
     if (length == 0 || p.row_tokens(row) == 0) continue;
-    if (length < p.row_tokens(row) || length > reach) return "a sequence is shorter than its tokens or longer than its blocks";
+    if (length < p.row_tokens(row) || length > reach)
+      return "a sequence is shorter than its tokens or longer than its blocks";
     const int64_t last = (length - 1) / p.block_size;
     for (int64_t i = first_seen(p, p.first_position(row)) / p.block_size; i <= last; ++i)
       if (!good_block(p, row, i)) return "a block lies outside the cache";
@@ -93,13 +96,15 @@ inline float* aligned_scratch(const Problem& p) {
   return memory + (over ? align - over : 0);
 }
 
-// Few items: each part of theirs is a piece of work, and the parts are added up afterwards.
+inline int64_t states_of(const Problem& p, const Item& item) {
+  return (item.last_part - item.first_part) * state_floats(item.queries(), p.head_dim);
+}
+
+// Few items: each part of theirs is a piece of work, and the parts are added up afterwards. floats: of their states.
 template <typename Pool>
-void run_parts(Pool& pool, const Problem& p, const Kernels& kernels, int64_t threads, const std::vector<Item>& items) {
+void run_parts(Pool& pool, const Problem& p, const Kernels& kernels, int64_t threads, const std::vector<Item>& items,
+               int64_t floats) {
   std::vector<Item> pieces;
-  int64_t floats = 0;
-  for (const Item& item : items)
-    floats += (item.last_part - item.first_part) * state_floats(item.queries(), p.head_dim);
   float* const states = scratch<float, 9>(floats);
   float* state = states;
   for (const Item& item : items) {
@@ -118,7 +123,7 @@ void run_parts(Pool& pool, const Problem& p, const Kernels& kernels, int64_t thr
   state = states;
   for (const Item& item : items) {
     kernels.combine(p, item, state, aligned_scratch(p));
-    state += (item.last_part - item.first_part) * state_floats(item.queries(), p.head_dim);
+    state += states_of(p, item);
   }
 }
 
@@ -127,12 +132,17 @@ template <typename Pool>
 void run(Pool& pool, const Problem& p, const Kernels& kernels, int64_t threads) {
   clear_padding(p);
   const std::vector<Item> items = cut(p);
-  int64_t work = 0, parts = 0;
-  for (const Item& item : items) work += work_of(p, item), parts += item.last_part - item.first_part;
+  int64_t work = 0, parts = 0, floats = 0;
+  for (const Item& item : items) {
+    work += work_of(p, item);
+    parts += item.last_part - item.first_part;
+    floats += states_of(p, item);
+  }
   const auto count = static_cast<int64_t>(items.size());
   if (work < kSmallWork) threads = 1;
   parallel(pool, p.tokens, threads, kWriteTokens, [&](int64_t first, int64_t last) { kernels.write(p, first, last); });
-  if (threads > 1 && count < 4 * threads && parts > count) return run_parts(pool, p, kernels, threads, items);
+  if (threads > 1 && count < 4 * threads && parts > count && floats <= kMostStates)
+    return run_parts(pool, p, kernels, threads, items, floats);
   parallel(pool, count, threads, 1, [&](int64_t first, int64_t last) {
     float* memory = aligned_scratch(p);
     for (int64_t i = first; i < last; ++i) kernels.attend(p, items[i], memory);

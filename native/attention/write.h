@@ -29,7 +29,8 @@ inline float write_cells(int64_t count, uint8_t* to, At&& at) {
 template <CacheDtype dtype>
 inline void write_vector(const Problem& p, const void* source, int64_t from, uint8_t* to, float* scale) {
   constexpr bool narrow = dtype == CacheDtype::kBFloat16;
-  if ((narrow && p.dtype == Dtype::kBFloat16) || (dtype == CacheDtype::kFloat32 && p.dtype == Dtype::kFloat32)) {
+  constexpr bool wide = dtype == CacheDtype::kFloat32;
+  if ((narrow && p.dtype == Dtype::kBFloat16) || (wide && p.dtype == Dtype::kFloat32)) {
     const int64_t bytes = attention::cell_bytes(dtype);
     __builtin_memcpy(to, static_cast<const uint8_t*>(source) + from * bytes, p.head_dim * bytes);
     return;
@@ -37,7 +38,8 @@ inline void write_vector(const Problem& p, const void* source, int64_t from, uin
   float value;
   if (p.dtype == Dtype::kBFloat16) {
     const auto* numbers = static_cast<const uint16_t*>(source) + from;
-    value = write_cells<dtype, true>(p.head_dim, to, [&](int64_t i) NORIA_INLINE { return float_of(static_cast<uint32_t>(numbers[i]) << 16); });
+    const auto at = [&](int64_t i) NORIA_INLINE { return float_of(static_cast<uint32_t>(numbers[i]) << 16); };
+    value = write_cells<dtype, true>(p.head_dim, to, at);
   } else {
     const auto* numbers = static_cast<const float*>(source) + from;
     value = write_cells<dtype, false>(p.head_dim, to, [&](int64_t i) NORIA_INLINE { return numbers[i]; });

@@ -43,7 +43,8 @@ Bytes numbers(Random& random, Dtype dtype, int64_t count) {
 // Any bits at all, as others may leave them: infinities and NaNs too. What a row has computed is finite.
 void fill_cache(Random& random, Case* c) {
   const Problem& p = c->p;
-  const int64_t size = cell_bytes(p.cache_dtype), vector = p.head_dim * size, vectors = p.cache_blocks * p.block_size * p.kv_heads * 2;
+  const int64_t size = cell_bytes(p.cache_dtype), vector = p.head_dim * size;
+  const int64_t vectors = p.cache_blocks * p.block_size * p.kv_heads * 2;
   c->cache.resize(vectors * vector);
   for (uint8_t& byte : c->cache) byte = random() % 8 ? static_cast<uint8_t>(random()) : 0xff;
   if (p.cache_dtype == CacheDtype::kInt8) {
@@ -113,17 +114,18 @@ struct Result {
 
 void fail(const Case& c, const char* path, const char* what) {
   const Problem& p = c.p;
-  std::printf("%s on %s: heads %lld of %lld, head_dim %lld, dtype %d, cache %d, block %lld, window %lld, cap %g;", what, path,
-              (long long)p.heads, (long long)p.kv_heads, (long long)p.head_dim, (int)p.dtype, (int)p.cache_dtype,
+  std::printf("%s on %s: heads %lld of %lld, head_dim %lld, dtype %d, cache %d, block %lld, window %lld, cap %g;", what,
+              path, (long long)p.heads, (long long)p.kv_heads, (long long)p.head_dim, (int)p.dtype, (int)p.cache_dtype,
               (long long)p.block_size, (long long)p.window, p.soft_cap);
-  for (size_t row = 0; row < c.first.size(); ++row) std::printf(" %lld..%lld", (long long)c.first[row], (long long)c.length[row]);
+  for (size_t row = 0; row < c.first.size(); ++row)
+    std::printf(" %lld..%lld", (long long)c.first[row], (long long)c.length[row]);
   std::printf("\n");
   std::exit(1);
 }
 
 // The case with other bounds of its rows' tokens, `taken` of each row: those of the case from `skipped` on.
-Result run_on(const Case& c, const char* path, const Kernels& kernels, const Result& before, const std::vector<int64_t>& skipped,
-              const std::vector<int64_t>& taken, int64_t padding, int64_t threads) {
+Result run_on(const Case& c, const char* path, const Kernels& kernels, const Result& before,
+              const std::vector<int64_t>& skipped, const std::vector<int64_t>& taken, int64_t padding, int64_t threads) {
   Problem p = c.p;
   const int64_t size = number_bytes(p.dtype), head = p.head_dim * size;
   std::vector<int32_t> token_rows, positions, query_start{0}, seq_lens;

@@ -53,7 +53,10 @@ def ragged_paged_attention(
 
 
 def scratch_bytes(head_dim: int) -> int:
-    """What each thread holds besides the arrays it is given, as scratch_floats in native/attention/types.h."""
+    """What each thread holds besides the arrays it is given, as scratch_floats in native/attention/types.h.
+
+    The calling thread may hold 4 MiB more, of the sums of parts.
+    """
     width = -(-head_dim // 16) * 16
     state = _QUERY_ROWS * (1 + 16 + width)
     per_query = 2 + width + _KEY_TILE
