@@ -55,9 +55,10 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 @tree_util.register_dataclass
 @dataclass(frozen=True)
 class DenseWeight:
-    """data: [layers, out, in], as checkpoints store matrices."""
+    """data: [layers, out, in], as checkpoints store matrices; int8 with scale, float32 [layers, out]."""
 
     data: jax.Array
+    scale: jax.Array | None = None
 
     @property
     def out_features(self) -> int:
