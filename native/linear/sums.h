@@ -37,6 +37,13 @@ struct RowPointers {
   inline NORIA_INLINE const T* operator[](int m) const { return row[m]; }
 };
 
+// Asks for what lies some way ahead: the processor's own guesses end with each page of memory, and begin anew.
+template <int bytes>
+inline NORIA_INLINE void prefetch(const uint8_t* block) {
+  constexpr int kAhead = 3072;  // measured; twice as much or half as much is slower
+  for (int at = 0; at < bytes; at += 64) __builtin_prefetch(block + kAhead + at);
+}
+
 // sums[m][j] += x[m] times tile j, over `blocks` blocks; the sums begin at zero if `first`.
 template <typename Format, int M, int J>
 inline void accumulate(const uint8_t* tile, int64_t tile_stride, int64_t blocks, const float* x, int64_t row_stride,
@@ -46,6 +53,7 @@ inline void accumulate(const uint8_t* tile, int64_t tile_stride, int64_t blocks,
   const RowPointers<float, M> row(x, row_stride);
   for (int64_t b = 0; b < blocks; ++b, tile += Format::kBytes) {
     const int64_t start = b * Format::kBlock;
+    unroll<J>([&](auto j) NORIA_INLINE { prefetch<Format::kBytes>(tile + j * tile_stride); });
     unroll<J>([&](auto j) NORIA_INLINE {
       Format::visit(tile + j * tile_stride, [&](int64_t k, Lanes w) NORIA_INLINE {
         k += start;
@@ -111,6 +119,7 @@ inline void accumulate_x8(const uint8_t* tile, int64_t blocks, const int8_t* x, 
   acc.begin(sums, true);
   constexpr int kParts = Format::kBlock / 32;
   for (int64_t b = 0; b < blocks; ++b, tile += Format::kBytes) {
+    prefetch<Format::kBytes>(tile);
     for (int part = 0; part < kParts; ++part, x += 32, x_scale += 1, x_sum += 2) {
       Words integer[M];
       unroll<M>([&](auto m) NORIA_INLINE { integer[m] = zero_words(); });
