@@ -111,22 +111,31 @@ inline void accumulate_pairs(const uint8_t* tile, int64_t tile_stride, int64_t c
 }
 #endif
 
+// Groups of four products whose sum is sure to fit 16 bits, where the processor adds these sooner; else 0. The integers are
+// exact either way.
+template <typename Format>
+constexpr int short_groups() {
+  return kShortSums && !Format::kWide ? 32767 / (2 * 127 * Format::kMaxCode) : 0;
+}
+
 // 8-bit activations: per sub-block an exact integer sum, then sum += scale * (x scale) * integer + offset * (x sum).
 template <typename Format, int M>
 inline void accumulate_x8(const uint8_t* tile, int64_t blocks, const int8_t* x, const float* x_scale,
                           const float* x_sum, int64_t row_stride, float* sums) {
   Sums<M, 1> acc;
   acc.begin(sums, true);
-  constexpr int kParts = Format::kBlock / 32;
+  constexpr int kParts = Format::kBlock / 32, kShort = short_groups<Format>();
+  constexpr bool kAllShort = kShort * 4 >= 32;  // integer is then made of shorts, once
   for (int64_t b = 0; b < blocks; ++b, tile += Format::kBytes) {
     prefetch<Format::kBytes>(tile);
     for (int part = 0; part < kParts; ++part, x += 32, x_scale += 1, x_sum += 2) {
-      Words integer[M];
-      unroll<M>([&](auto m) NORIA_INLINE { integer[m] = zero_words(); });
+      Words integer[M], shorts[M];
+      unroll<M>([&](auto m) NORIA_INLINE { integer[m] = shorts[m] = zero_words(); });
       // Adds what the integer sums have gathered since the sub-block began.
       const auto flush = [&](int sub) NORIA_INLINE {
         const Affine a = Format::affine(tile, part * (32 / Format::kSub) + sub);
         unroll<M>([&](auto m) NORIA_INLINE {
+          if constexpr (kAllShort) integer[m] = add_shorts(shorts[m], zero_words());
           const float* s = x_sum + m * (row_stride / 16);
           const float total = Format::kSub == 16 ? s[sub] : s[0] + s[1];
           Lanes& sum = acc.at[m][0];
@@ -137,7 +146,15 @@ inline void accumulate_x8(const uint8_t* tile, int64_t blocks, const int8_t* x, 
       };
       Format::visit_part(tile, part, [&](int group, Words codes) NORIA_INLINE {
         unroll<M>([&](auto m) NORIA_INLINE {
-          integer[m] = dot4<Format::kWide>(x + m * row_stride + 4 * group, codes, integer[m]);
+          const int8_t* four = x + m * row_stride + 4 * group;
+          if constexpr (kShort > 0) {
+            shorts[m] = short_dot4(four, codes, shorts[m]);
+            if (kAllShort || group % kShort != kShort - 1) return;
+            integer[m] = add_shorts(shorts[m], integer[m]);
+            shorts[m] = zero_words();
+          } else {
+            integer[m] = dot4<Format::kWide>(four, codes, integer[m]);
+          }
         });
         if (Format::kSub == 16 && group == 3) flush(0);
       });
