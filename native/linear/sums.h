@@ -111,11 +111,11 @@ inline void accumulate_pairs(const uint8_t* tile, int64_t tile_stride, int64_t c
 }
 #endif
 
-// Groups of four products whose sum is sure to fit 16 bits, where the processor adds these sooner; else 0. The integers are
-// exact either way.
+// Whether the products of 32 elements, added in two sums a lane, fit 16 bits, and the processor adds these sooner. The
+// integers are exact either way.
 template <typename Format>
-constexpr int short_groups() {
-  return kShortSums && !Format::kWide ? 32767 / (2 * 127 * Format::kMaxCode) : 0;
+constexpr bool short_sums() {
+  return kShortSums && Format::kSub == 32 && 16 * 127 * Format::kMaxCode <= 32767;
 }
 
 // 8-bit activations: per sub-block an exact integer sum, then sum += scale * (x scale) * integer + offset * (x sum).
@@ -124,18 +124,18 @@ inline void accumulate_x8(const uint8_t* tile, int64_t blocks, const int8_t* x, 
                           const float* x_sum, int64_t row_stride, float* sums) {
   Sums<M, 1> acc;
   acc.begin(sums, true);
-  constexpr int kParts = Format::kBlock / 32, kShort = short_groups<Format>();
-  constexpr bool kAllShort = kShort * 4 >= 32;  // integer is then made of shorts, once
+  constexpr int kParts = Format::kBlock / 32;
+  constexpr bool kShort = short_sums<Format>();  // `integer` then has pairs of them, until it is used
   for (int64_t b = 0; b < blocks; ++b, tile += Format::kBytes) {
     prefetch<Format::kBytes>(tile);
     for (int part = 0; part < kParts; ++part, x += 32, x_scale += 1, x_sum += 2) {
-      Words integer[M], shorts[M];
-      unroll<M>([&](auto m) NORIA_INLINE { integer[m] = shorts[m] = zero_words(); });
+      Words integer[M];
+      unroll<M>([&](auto m) NORIA_INLINE { integer[m] = zero_words(); });
       // Adds what the integer sums have gathered since the sub-block began.
       const auto flush = [&](int sub) NORIA_INLINE {
         const Affine a = Format::affine(tile, part * (32 / Format::kSub) + sub);
         unroll<M>([&](auto m) NORIA_INLINE {
-          if constexpr (kAllShort) integer[m] = add_shorts(shorts[m], zero_words());
+          if constexpr (kShort) integer[m] = add_shorts(integer[m], zero_words());
           const float* s = x_sum + m * (row_stride / 16);
           const float total = Format::kSub == 16 ? s[sub] : s[0] + s[1];
           Lanes& sum = acc.at[m][0];
@@ -147,11 +147,8 @@ inline void accumulate_x8(const uint8_t* tile, int64_t blocks, const int8_t* x, 
       Format::visit_part(tile, part, [&](int group, Words codes) NORIA_INLINE {
         unroll<M>([&](auto m) NORIA_INLINE {
           const int8_t* four = x + m * row_stride + 4 * group;
-          if constexpr (kShort > 0) {
-            shorts[m] = short_dot4(four, codes, shorts[m]);
-            if (kAllShort || group % kShort != kShort - 1) return;
-            integer[m] = add_shorts(shorts[m], integer[m]);
-            shorts[m] = zero_words();
+          if constexpr (kShort) {
+            integer[m] = short_dot4(four, codes, integer[m]);
           } else {
             integer[m] = dot4<Format::kWide>(four, codes, integer[m]);
           }
