@@ -116,8 +116,8 @@ def the_contenders(args: argparse.Namespace, scratch: Path, workloads: Path) -> 
         names = args.workload if not args.llama_python else [name for name in args.workload if name in ONE_REQUEST]
         if names:
             yield noria_contender(args, args.model, "packed", names, scratch)
-            yield noria_contender(args, args.model, ROUNDED, names, scratch)
         if args.llama_python and names:
+            yield noria_contender(args, args.model, ROUNDED, names, scratch)
             yield llama(args, workloads, names)
     elif not args.vllm_python:
         yield noria_contender(args, args.model, "bfloat16", args.workload, scratch)
