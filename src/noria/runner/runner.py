@@ -84,8 +84,10 @@ class ModelRunner:
         self.device = device
         self.dtype = dtype
         self.cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        backends = (_backend(config, f"{op}_backend", dtype, device.platform) for op in ("attention", "linear"))
-        self._ops = Ops.choose(*backends, device.platform, quantize_activations=config.quantize_activations)
+        attention, linear = (
+            _backend(config, f"{op}_backend", dtype, device.platform) for op in ("attention", "linear")
+        )
+        self._ops = Ops.choose(attention, linear, device.platform, quantize_activations=config.quantize_activations)
         if config.quantize_activations and not self._ops.linear.packed:
             raise ConfigError("quantize_activations needs the native linear op; leave it out or see noria env")
         self._matrices = MatrixForm(self._ops.linear.packed, config.quantization)
