@@ -26,7 +26,7 @@ from noria.nn.param import abstract_params, param_bytes, random_params
 from noria.observe.step_clock import StepClock
 from noria.ops import native
 from noria.ops.backends import Ops
-from noria.ops.linear.types import DenseWeight
+from noria.ops.linear.types import DenseWeight, PackedWeight
 from noria.ops.ragged_paged_attention.api import KVCache
 from noria.runner.capture import (
     CaptureReport,
@@ -89,7 +89,7 @@ class ModelRunner:
         )
         self._ops = Ops.choose(attention, linear, device.platform, quantize_activations=config.quantize_activations)
         if config.quantize_activations and not self._ops.linear.packed:
-            raise ConfigError("quantize_activations needs the native linear op; leave it out or see noria env")
+            raise ConfigError("quantize_activations needs the native linear op; leave it out, or see noria env for why")
         self._matrices = MatrixForm(self._ops.linear.packed, config.quantization)
         self.layout: CacheLayout = plan_layout(model.config.windows)
         self.buckets = Buckets.of(config)
@@ -132,6 +132,7 @@ class ModelRunner:
         else:
             make = None if self._matrices.is_plain else self._matrices.load
             weights = load_weights(checkpoint, declaration, self.dtype, place_on(self.device), progress, make)
+        _check_rounding(self.config, weights)
         # All committed to the device: the compiled programs are then the same wherever weights came from.
         self._weights = jax.device_put(weights, self.device)
 
@@ -145,6 +146,7 @@ class ModelRunner:
         else:
             make = None if self._matrices.is_plain else self._matrices.abstract
             weights = abstract_weights(checkpoint, declaration, self.dtype, make)
+        _check_rounding(self.config, weights)
         self._weights = self._on_device(weights)
 
     def _on_device(self, shapes: Any) -> Any:
@@ -256,7 +258,7 @@ class ModelRunner:
         return token_ids
 
     def decode(self, inputs: StepInputs) -> jax.Array:
-        """Dispatches a whole burst: token ids [num_scheduler_steps, max_num_seqs]."""
+        """Dispatches a whole burst: token ids [DecodeProgram.max_steps, max_num_seqs]."""
         key, job = ("decode", inputs.num_rows), self._decode_job(inputs)
         arguments = (self._weights, self._cache, self._sampled, inputs.forward, inputs.sample)
         self.clock.dispatching()
@@ -306,6 +308,16 @@ class ModelRunner:
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
         rows = jax.ShapeDtypeStruct((self.shape.num_rows, self.model.config.hidden_size), self.dtype)
         return lambda: self._sample.lower(self._weights, rows, inputs.sample).compile()
+
+
+def _check_rounding(config: ResolvedConfig, weights: Any) -> None:
+    """Raises ConfigError when activations are to be rounded and no weight is of a kind that they are rounded for."""
+    leaves = jax.tree.leaves(weights, is_leaf=lambda leaf: isinstance(leaf, PackedWeight))
+    if config.quantize_activations and not any(isinstance(leaf, PackedWeight) and leaf.has_codes for leaf in leaves):
+        raise ConfigError(
+            "quantize_activations would change nothing, because no matrix of this model is quantized; "
+            "add quantization int8, use a quantized GGUF file, or leave it out"
+        )
 
 
 def _map_weights(function: Callable[[DenseWeight], Any], weights: Any) -> Any:

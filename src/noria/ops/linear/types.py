@@ -87,6 +87,11 @@ class PackedWeight:
     in_features: int = field(metadata={"static": True})
 
     @property
+    def has_codes(self) -> bool:
+        """Whether a layer holds integer codes, for which activations may be rounded."""
+        return any(kind not in ("float32", "bfloat16") for kind in self.kinds)
+
+    @property
     def layers(self) -> int:
         return len(self.kinds)
 
