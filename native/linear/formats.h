@@ -81,7 +81,7 @@ template <Kind kind, int bits, typename Scales>
 struct Coded : Layout<kind> {
   static constexpr int kSub = Scales::kSub;
   static constexpr int kBodyBytes = 64 * bits;  // of 32 elements
-  static constexpr bool kWide = bits == 8;
+  static constexpr bool kWide = bits == 8, kStreamed = true;  // streamed: read once, from memory
   static constexpr int kMaxCode = (1 << bits) - 1;
   static_assert(Layout<kind>::kBytes == Scales::kBytes + Layout<kind>::kBlock / 32 * kBodyBytes);
 
@@ -162,6 +162,38 @@ using Q5_1 = Coded<Kind::kQ5_1, 5, MinScales>;
 using Q4_K = Coded<Kind::kQ4_K, 4, KScales>;
 using Q5_K = Coded<Kind::kQ5_K, 5, KScales>;
 using Q6_K = Coded<Kind::kQ6_K, 6, K6Scales>;
+
+// Codes expanded to a byte each and scales to floats, for many rows that are multiplied with the same: blocks of 32
+// elements, the codes as [8 groups][16 lanes][4 codes], then scale and offset of each sub-block.
+template <typename Format>
+struct Bytes {
+  static constexpr int kBlock = 32, kSub = Format::kSub, kMaxCode = Format::kMaxCode;
+  static constexpr int kCodeBytes = kBlock * kLanes, kAffineBytes = 2 * kLanes * sizeof(float);
+  static constexpr int kBytes = kCodeBytes + kBlock / kSub * kAffineBytes;
+  static constexpr bool kWide = Format::kWide, kStreamed = false;
+
+  static void expand(const uint8_t* tile, int64_t blocks, uint8_t* out) {
+    for (int64_t b = 0; b < blocks; ++b, tile += Format::kBytes) {
+      for (int part = 0; part < Format::kBlock / kBlock; ++part, out += kBytes) {
+        Format::visit_part(tile, part, [&](int group, Words codes) NORIA_INLINE { store_words(out + group * 64, codes); });
+        for (int sub = 0; sub < kBlock / kSub; ++sub) {
+          const Affine a = Format::affine(tile, part * (kBlock / kSub) + sub);
+          float* to = reinterpret_cast<float*>(out + kCodeBytes + sub * kAffineBytes);
+          store(to, a.scale);
+          store(to + kLanes, a.offset);
+        }
+      }
+    }
+  }
+  static inline NORIA_INLINE Affine affine(const uint8_t* block, int sub) {
+    const float* from = reinterpret_cast<const float*>(block + kCodeBytes + sub * kAffineBytes);
+    return {load(from), load(from + kLanes)};
+  }
+  template <typename F>
+  static inline NORIA_INLINE void visit_part(const uint8_t* block, int, F&& f) {
+    unroll<8>([&](auto group) NORIA_INLINE { f(group, load_words(block + group * 64)); });
+  }
+};
 
 // Calls f with an empty object of the format of that kind.
 template <typename F>

@@ -106,15 +106,28 @@ void sum_pairs(const Rows& rows, const uint8_t* tile, int64_t stride, int tiles,
 }
 #endif
 
+// 8-bit activations. Codes of few rows come as they are; of many, a chunk of the tiles is expanded once for all of them.
 template <typename Format>
 void sum_x8(const Rows& rows, const uint8_t* tile, int64_t stride, int tiles, int64_t blocks, float* sums) {
   const Problem& p = rows.problem;
-  for (int t = 0; t < tiles; ++t) {
-    each_group<kMaxRowsDot4>(rows.count, [&](int64_t row, auto m) NORIA_INLINE {
-      const int64_t at = (rows.first + row) * p.row_stride;
-      accumulate_x8<Format, m>(tile + t * stride, blocks, p.x8 + at, p.x8_scale + at / 32, p.x8_sum + at / 16,
-                               p.row_stride, sums + row * kSumStride + t * kLanes);
-    });
+  const auto sum = [&](auto format, const uint8_t* source, int64_t source_stride, int64_t count, int64_t k) {
+    for (int t = 0; t < tiles; ++t) {
+      each_group<kMaxRowsDot4>(rows.count, [&](int64_t row, auto m) NORIA_INLINE {
+        const int64_t at = (rows.first + row) * p.row_stride + k;
+        accumulate_x8<decltype(format), m>(source + t * source_stride, count, p.x8 + at, p.x8_scale + at / 32,
+                                           p.x8_sum + at / 16, p.row_stride, sums + row * kSumStride + t * kLanes, k == 0);
+      });
+    }
+  };
+  if (rows.count <= kMaxRowsDot4) return sum(Format{}, tile, stride, blocks, 0);
+  constexpr int64_t chunk_blocks = kChunk / Format::kBlock, parts = Format::kBlock / 32;
+  constexpr int64_t expanded_stride = kChunk / 32 * Bytes<Format>::kBytes;
+  alignas(64) uint8_t expanded[kUnitTiles * expanded_stride];
+  for (int64_t b = 0; b < blocks; b += chunk_blocks) {
+    const int64_t count = blocks - b < chunk_blocks ? blocks - b : chunk_blocks;
+    for (int t = 0; t < tiles; ++t)
+      Bytes<Format>::expand(tile + t * stride + b * Format::kBytes, count, expanded + t * expanded_stride);
+    sum(Bytes<Format>{}, expanded, expanded_stride, count * parts, b * Format::kBlock);
   }
 }
 

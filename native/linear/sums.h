@@ -111,23 +111,26 @@ inline void accumulate_pairs(const uint8_t* tile, int64_t tile_stride, int64_t c
 }
 #endif
 
-// Whether the products of 32 elements, added in two sums a lane, fit 16 bits, and the processor adds these sooner. The
-// integers are exact either way.
+// Groups of four elements whose products, added in two sums a lane, fit 16 bits; none where the processor adds 32 bits
+// as fast. The integers are exact either way.
 template <typename Format>
-constexpr bool short_sums() {
-  return kShortSums && Format::kSub == 32 && 16 * 127 * Format::kMaxCode <= 32767;
+constexpr int short_groups() {
+  return kShortSums ? 32767 / (4 / 2 * 127 * Format::kMaxCode) : 0;
 }
 
 // 8-bit activations: per sub-block an exact integer sum, then sum += scale * (x scale) * integer + offset * (x sum).
+// The sums begin at zero if `first`.
 template <typename Format, int M>
 inline void accumulate_x8(const uint8_t* tile, int64_t blocks, const int8_t* x, const float* x_scale,
-                          const float* x_sum, int64_t row_stride, float* sums) {
+                          const float* x_sum, int64_t row_stride, float* sums, bool first) {
   Sums<M, 1> acc;
-  acc.begin(sums, true);
-  constexpr int kParts = Format::kBlock / 32;
-  constexpr bool kShort = short_sums<Format>();  // `integer` then has pairs of them, until it is used
+  acc.begin(sums, first);
+  constexpr int kParts = Format::kBlock / 32, kGroups = Format::kSub / 4;
+  // Of a sub-block the first groups may be added in 16 bits: `integer` then has pairs of sums. Streamed codes come in a
+  // loop, and all groups are added alike.
+  constexpr int kFit = short_groups<Format>(), kShort = kFit >= kGroups ? kGroups : Format::kStreamed ? 0 : kFit;
   for (int64_t b = 0; b < blocks; ++b, tile += Format::kBytes) {
-    prefetch<Format::kBytes>(tile);
+    if constexpr (Format::kStreamed) prefetch<Format::kBytes>(tile);
     for (int part = 0; part < kParts; ++part, x += 32, x_scale += 1, x_sum += 2) {
       Words integer[M];
       unroll<M>([&](auto m) NORIA_INLINE { integer[m] = zero_words(); });
@@ -135,7 +138,6 @@ inline void accumulate_x8(const uint8_t* tile, int64_t blocks, const int8_t* x, 
       const auto flush = [&](int sub) NORIA_INLINE {
         const Affine a = Format::affine(tile, part * (32 / Format::kSub) + sub);
         unroll<M>([&](auto m) NORIA_INLINE {
-          if constexpr (kShort) integer[m] = add_shorts(integer[m], zero_words());
           const float* s = x_sum + m * (row_stride / 16);
           const float total = Format::kSub == 16 ? s[sub] : s[0] + s[1];
           Lanes& sum = acc.at[m][0];
@@ -144,18 +146,19 @@ inline void accumulate_x8(const uint8_t* tile, int64_t blocks, const int8_t* x, 
           integer[m] = zero_words();
         });
       };
-      Format::visit_part(tile, part, [&](int group, Words codes) NORIA_INLINE {
+      Format::visit_part(tile, part, [&](auto group, Words codes) NORIA_INLINE {
+        const int in_sub = group % kGroups;
         unroll<M>([&](auto m) NORIA_INLINE {
           const int8_t* four = x + m * row_stride + 4 * group;
-          if constexpr (kShort) {
+          if (kShort == kGroups || in_sub < kShort) {
             integer[m] = short_dot4(four, codes, integer[m]);
           } else {
             integer[m] = dot4<Format::kWide>(four, codes, integer[m]);
           }
+          if (kShort > 0 && in_sub == kShort - 1) integer[m] = add_shorts(integer[m], zero_words());
         });
-        if (Format::kSub == 16 && group == 3) flush(0);
+        if (in_sub == kGroups - 1) flush(group / kGroups);
       });
-      flush(Format::kSub == 16 ? 1 : 0);
     }
   }
   acc.end(sums);

@@ -121,13 +121,19 @@ inline Lanes from_i8(const void* p) {
   return to_lanes({_mm256_cvtepi8_epi32(a), _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8))});
 }
 
+// A compiler that adds integers in another order, as it may, first gathers more of them than there are registers.
+inline NORIA_INLINE Words in_this_order(Words sum) {
+  __asm__("" : "+x"(sum.lo), "+x"(sum.hi));
+  return sum;
+}
+
 // As dot4, in two 16-bit sums a lane, which must not overflow.
 inline Words short_dot4(const int8_t* x, Words codes, Words sum) {
   int32_t four;
   __builtin_memcpy(&four, x, 4);
   const __m256i a = _mm256_set1_epi32(four);
-  return {_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(codes.lo, a)),
-          _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(codes.hi, a))};
+  return in_this_order({_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(codes.lo, a)),
+                        _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(codes.hi, a))});
 }
 // sum + both sums of each lane
 inline Words add_shorts(Words shorts, Words sum) {
@@ -149,11 +155,11 @@ inline Words dot4(const int8_t* x, Words codes, Words sum) {
       s = _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_and_si256(c, mask), even));
       return _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_srli_epi16(c, 8), odd));
     };
-    return {half(codes.lo, sum.lo), half(codes.hi, sum.hi)};
+    return in_this_order({half(codes.lo, sum.lo), half(codes.hi, sum.hi)});
   } else {
     const __m256i ones = _mm256_set1_epi16(1);
-    return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(_mm256_maddubs_epi16(codes.lo, a), ones)),
-            _mm256_add_epi32(sum.hi, _mm256_madd_epi16(_mm256_maddubs_epi16(codes.hi, a), ones))};
+    return in_this_order({_mm256_add_epi32(sum.lo, _mm256_madd_epi16(_mm256_maddubs_epi16(codes.lo, a), ones)),
+                          _mm256_add_epi32(sum.hi, _mm256_madd_epi16(_mm256_maddubs_epi16(codes.hi, a), ones))});
   }
 }
 
