@@ -23,7 +23,9 @@ from noria.cli.main import HelpShown, UsageError
 from noria.config import EngineConfig, SamplingParams
 
 # Repeated (--stop a --stop b), so that they never swallow the argument that follows.
-_REPEATED: Mapping[str, type] = MappingProxyType({"stop": str, "stop_token_ids": int, "extra_token_buckets": int})
+_REPEATED: Mapping[str, type] = MappingProxyType(
+    {"stop": str, "stop_token_ids": int, "extra_token_buckets": int, "api_key": str, "served_model_name": str}
+)
 _NOT_OFFERED = (
     "model",  # the argument
     "skip_tokenizer_init",  # a command line speaks text
@@ -75,6 +77,11 @@ def repeated(name: str, item: Any, text: str) -> Field:
 
 def model_argument() -> Field:
     return argument("model", "MODEL", "a folder, a .gguf file, a Hub id, or a name that noria pull knows")
+
+
+def options_of(source: type) -> type:
+    """All fields of a dataclass as options."""
+    return _options_of(source, (), {})
 
 
 def sampling_options(skip: Sequence[str] = (), **defaults: Any) -> type:

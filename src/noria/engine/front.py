@@ -134,6 +134,7 @@ class EngineFront:
         """The news of one sequence. A failure here is this request's own: it ends, the others go on."""
         if group.metrics.first_token_time is None:
             group.metrics.first_token_time = time.perf_counter()
+            group.metrics.scheduled_time = request.scheduled_time
             group.num_cached_tokens = request.num_cached_tokens
         output = CompletionOutput(group.indices[request.request_id])
         was_finished = request.is_finished

@@ -26,6 +26,7 @@ class RequestMetrics:
     """Seconds of time.perf_counter()."""
 
     arrival_time: float
+    scheduled_time: float | None = None  # of its first sequence: it left the queue
     first_token_time: float | None = None
     finished_time: float | None = None
 

@@ -47,6 +47,7 @@ class Request:
     cache_salt: str | None = None  # keeps prefix-cache entries of tenants apart
     priority: int = 0
     arrival: int = 0  # running number, set by the scheduler
+    scheduled_time: float | None = None  # time.perf_counter() when it first left the queue, set by the scheduler
     max_num_tokens: int = 0  # of prompt and output, set by the scheduler: there the request ends at the latest
 
     token_ids: list[int] = field(default_factory=list)  # prompt + output

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -277,6 +278,7 @@ class Scheduler:
             bisect.insort(self._running, request, key=self._order)
             if request.num_preemptions == 0:
                 request.num_cached_tokens = hit.num_tokens
+                request.scheduled_time = time.perf_counter()
             request.num_computed_tokens = hit.num_tokens
             request.status = RequestStatus.RUNNING
             if request.request_id in self._known:
