@@ -37,10 +37,7 @@ Noria = Callable[..., Outcome]
         (["run", "m", "-p", "x", "extra"], "unexpected argument 'extra'"),
         (["pull"], "NAME is missing"),
         (["rnu"], "unknown command rnu; did you mean run?"),
-        (
-            ["serve-everything"],
-            "unknown command serve-everything; commands: run, chat, serve, compile, bench, pull, env",
-        ),
+        (["everything"], "unknown command everything; commands: run, chat, serve, compile, bench, pull, env"),
     ],
 )
 def test_a_wrong_command_line(noria: Noria, args: list[str], message: str) -> None:

@@ -127,11 +127,19 @@ class Codec:
         self.decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
 
+_DEFAULTS = SamplingParams()
+
+
 def pack_params(params: SamplingParams) -> dict[str, Any]:
     """The fields that are not at their defaults."""
-    pairs = ((field, getattr(params, field.name)) for field in dataclasses.fields(SamplingParams))
-    return {field.name: value for field, value in pairs if value != field.default}
+    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    return {name: getattr(params, name) for name in names if getattr(params, name) != getattr(_DEFAULTS, name)}
 
 
 def unpack_params(fields: dict[str, Any]) -> SamplingParams:
-    return SamplingParams(**fields)
+    return SamplingParams(**{name: _frozen(value) for name, value in fields.items()})
+
+
+def _frozen(value: Any) -> Any:
+    """SamplingParams hold tuples; MessagePack knows one kind of list."""
+    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
