@@ -172,3 +172,13 @@ def test_bursts_wait_for_shaped_requests(options: dict[str, Any], llm: LLM):
         check_idle(bursting)
     assert all(steps == 1 for rows, steps in lengths if rows == 2)
     assert any(steps > 1 for rows, steps in lengths if rows == 1)
+
+
+def test_plain_requests_use_nothing_of_it(options: dict[str, Any]):
+    with LLM(**options) as fresh:
+        shaper = fresh.engine.core.runner._shaper
+        ids_of(fresh, greedy())
+        ids_of(fresh, SamplingParams(temperature=1.0, top_p=0.9, seed=1))
+        assert shaper._tables is None
+        ids_of(fresh, greedy(presence_penalty=1.0))
+        assert shaper._tables is not None

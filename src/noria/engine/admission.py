@@ -62,15 +62,9 @@ class Admission:
         """params.n requests of one prompt. Raises RequestError."""
         self._check(token_ids)
         stops = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self._eos_token_ids)
-        self._check_ids(params)
+        self._check_shaping(params)
         bad_sequences = self._bad_sequences(params.bad_words or ())
-        self._check_choice(params, bad_sequences, stops)
-        for name in ("logprobs", "prompt_logprobs"):
-            if (getattr(params, name) or 0) > self._max_logprobs:
-                raise RequestError(
-                    f"{name} ({getattr(params, name)}) exceeds the engine's max_logprobs ({self._max_logprobs}); "
-                    "ask for fewer"
-                )
+        _check_choice(params, bad_sequences, stops, self._vocab_size)
         if params.stop_strings and not self._tokenizer.vocab_size:
             raise RequestError(
                 "stop works on text, but there is no tokenizer (skip_tokenizer_init); use stop_token_ids"
@@ -86,7 +80,9 @@ class Admission:
                 f"({self._max_model_len}); lower min_tokens"
             )
         seed = self._random.getrandbits(64) if params.seed is None else params.seed
-        others = dataclasses.replace(params, prompt_logprobs=None)  # one sequence tells them, for all
+        others = params
+        if params.n > 1 and params.prompt_logprobs is not None:  # one sequence tells them, for all
+            others = dataclasses.replace(params, prompt_logprobs=None)
         return [
             Request(
                 request_id=f"{request_id}:{index}",
@@ -101,13 +97,19 @@ class Admission:
             for index in range(params.n)
         ]
 
-    def _check_ids(self, params: SamplingParams) -> None:
-        """That the token ids in the parameters are some, and none of the vocabulary's padding."""
+    def _check_shaping(self, params: SamplingParams) -> None:
+        """That the token ids in the parameters are some, and none of the vocabulary's padding; and max_logprobs."""
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_token_ids"):
             for item in getattr(params, name) or ():
                 token_id = item[0] if name == "logit_bias" else item
                 if not 0 <= token_id < self._vocab_size:
                     raise RequestError(f"{name}: {token_id} is not a token id; ids are 0 to {self._vocab_size - 1}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, name) or 0) > self._max_logprobs:
+                raise RequestError(
+                    f"{name} ({getattr(params, name)}) exceeds the engine's max_logprobs ({self._max_logprobs}); "
+                    "ask for fewer"
+                )
 
     def _bad_sequences(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """How the tokenizer writes the words, at the beginning of a text and after a space."""
@@ -138,22 +140,6 @@ class Admission:
             )
         return tuple(sequences)
 
-    def _check_choice(
-        self, params: SamplingParams, bad_sequences: tuple[tuple[int, ...], ...], stops: frozenset[int]
-    ) -> None:
-        """That some token can be sampled."""
-        allowed = params.allowed_token_ids
-        if allowed is None and not params.bad_token_ids:
-            return
-        possible = set(range(self._vocab_size) if allowed is None else allowed) - set(params.bad_token_ids or ())
-        possible -= {sequence[0] for sequence in bad_sequences if len(sequence) == 1}
-        if not possible or (params.min_tokens and possible <= stops):
-            name = "bad_token_ids" if allowed is None else "allowed_token_ids"
-            raise RequestError(
-                f"{name} leaves nothing to sample: every token is excluded by it, by bad_token_ids or bad_words, or "
-                "(before min_tokens) as a stop token"
-            )
-
     def _check(self, token_ids: list[int]) -> None:
         if not token_ids:
             raise RequestError("the prompt is empty; give some text, or token ids")
@@ -168,6 +154,22 @@ class Admission:
         if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
             wrong = next(i for i in token_ids if not 0 <= i < self._vocab_size)
             raise RequestError(f"the prompt holds {wrong}, which is no token id; ids are 0 to {self._vocab_size - 1}")
+
+
+def _check_choice(
+    params: SamplingParams, bad_sequences: tuple[tuple[int, ...], ...], stops: frozenset[int], vocab_size: int
+) -> None:
+    """That some token can be sampled."""
+    allowed = params.allowed_token_ids
+    excluded = {*(params.bad_token_ids or ()), *(sequence[0] for sequence in bad_sequences if len(sequence) == 1)}
+    if params.min_tokens:
+        excluded |= stops
+    if len(excluded) >= vocab_size if allowed is None else excluded.issuperset(allowed):
+        name = "bad_token_ids" if allowed is None else "allowed_token_ids"
+        raise RequestError(
+            f"{name} leaves nothing to sample: every token is excluded by it, by bad_token_ids or bad_words, or "
+            "(before min_tokens) as a stop token"
+        )
 
 
 def _split(prompt: Prompt) -> tuple[str | None, list[int] | None]:
