@@ -11,6 +11,7 @@ import pytest
 from noria.cache.paged_cache import CacheStats
 from noria.config import EngineConfig, SamplingParams
 from noria.engine.client import options_of
+from noria.engine.logprobs import Logprob
 from noria.engine.messages import (
     Abort,
     Codec,
@@ -48,6 +49,13 @@ PARAMS = SamplingParams(
     ignore_eos=True,
     include_stop_str_in_output=True,
     skip_special_tokens=False,
+    presence_penalty=0.5,
+    logit_bias={5: -1.5, 9: 100},
+    allowed_token_ids=[5, 6, 7],
+    bad_words=["x y"],
+    bad_token_ids=[3],
+    logprobs=0,
+    prompt_logprobs=2,
 )
 
 
@@ -76,6 +84,7 @@ def test_an_engine_configuration() -> None:
 
 
 OUTPUT = CompletionOutput(1, "tëxt", [4, 5], FinishReason.STOP, "x")
+LOGPROBS = {7: Logprob(-0.25, 1, "a"), 2**20: Logprob(-9.5, 30, None)}
 CACHE = CacheStats(10, 4, 6, 3, 100, 40)
 
 
@@ -83,13 +92,14 @@ CACHE = CacheStats(10, 4, 6, 3, 100, 40)
     "message",
     [
         Progress("loading"),
-        Ready(128, 8, 192, (2, 3), "fcfs", "report"),
+        Ready(128, 8, 20, 192, (2, 3), "fcfs", "report"),
         Parts(
             [Part("a", [OUTPUT], True, 16, 0.25), Part("b", [CompletionOutput(0, "", [1], None, None)], False, 0, None)]
         ),
         Parts(
             [Part("a", [dataclasses.replace(OUTPUT, stop_reason=7, finish_reason=FinishReason.LENGTH)], True, 0, 1.0)]
         ),
+        Parts([Part("a", [dataclasses.replace(OUTPUT, logprobs=[LOGPROBS] * 2)], False, 0, 1.0, [None, LOGPROBS])]),
         Refused("a", "why"),
         Heartbeat(Stats(5, 0, SchedulerStats(1, 2, 3, CACHE), StepTimes(1.5, 0.5))),
         Ended("ConfigError", "why"),

@@ -33,6 +33,13 @@ MAX_MODEL_LEN = 128
 VOCAB_SIZE = 192
 
 
+def figures(token: int, count: int) -> tuple[tuple[int, float, int], ...]:
+    """As Request.logprobs: the likeliest tokens are always 10, 11, 12, ..."""
+    top = tuple((10 + index, -1.0 - index, 1 + index) for index in range(count))
+    mine = (token, -1.0 - (token - 10), 1 + token - 10) if 10 <= token < 10 + count else (token, -50.0, 99)
+    return (mine, *top)
+
+
 class ParrotCore:
     """In the place of EngineCore: every sequence gets its prompt's tokens again and again, the i-th of n from the i-th
     on. `script` may say other tokens by prompt."""
@@ -83,6 +90,11 @@ class ParrotCore:
             say = self.script.get(tuple(request.prompt_token_ids), request.prompt_token_ids)
             offset = int(request.request_id.rsplit(":", 1)[1])
             token = say[(offset + request.num_output_tokens) % len(say)]
+            if request.sampling_params.logprobs is not None:
+                request.logprobs.append(figures(token, request.sampling_params.logprobs))
+            wanted = request.sampling_params.prompt_logprobs
+            if wanted is not None:
+                request.prompt_logprobs = [figures(each, wanted) for each in request.prompt_token_ids[1:]]
             request.append(token)
             news.append((request, [token]))
         self.running = [request for request in self.running if not request.is_finished]
@@ -156,7 +168,7 @@ async def service(tokenizer: Tokenizer, *, step_s: float = 0.0, **options: Any) 
     loop = EngineLoop(Engine(*parts), process, 0.01)
     state = ServerState(client, config, ("parrot", "polly"), "parrot", ServerMetrics(client, "parrot"))
     app = create_app(state)
-    ready = Ready(MAX_MODEL_LEN, 4, VOCAB_SIZE, (2,), policy, "ready")
+    ready = Ready(MAX_MODEL_LEN, 4, 20, VOCAB_SIZE, (2,), policy, "ready")
 
     async def turn() -> None:
         process.send(ready)

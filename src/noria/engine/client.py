@@ -92,6 +92,7 @@ class _Stream:
             finished=part.finished,
             num_cached_tokens=part.num_cached_tokens,
             metrics=metrics,
+            prompt_logprobs=part.prompt_logprobs,
         )
 
 
@@ -346,6 +347,7 @@ class EngineClient:
                     max_model_len=message.max_model_len,
                     eos_token_ids=message.eos_token_ids,
                     seed=None,
+                    max_logprobs=message.max_logprobs,
                 )
                 self._facts = message
                 self._progress(message.report)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from noria.config import SamplingParams
-from noria.engine.outputs import CompletionOutput
+from noria.engine.outputs import CompletionOutput, TokenLogprobs
 from noria.observe.step_clock import StepTimes
 from noria.scheduler.scheduler import SchedulerStats
 
@@ -61,6 +61,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
     max_model_len: int
     max_num_seqs: int
+    max_logprobs: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     scheduling_policy: str
@@ -75,6 +76,7 @@ class Part(msgspec.Struct, frozen=True):
     finished: bool
     num_cached_tokens: int
     queue_s: float | None  # seconds until the first step that computed it; None before its first token
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # as in RequestOutput
 
 
 class Parts(msgspec.Struct, tag=True, frozen=True):

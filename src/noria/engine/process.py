@@ -143,13 +143,21 @@ class EngineLoop:
 def _part(output: RequestOutput) -> Part:
     metrics = output.metrics
     queue_s = None if metrics.scheduled_time is None else metrics.scheduled_time - metrics.arrival_time
-    return Part(output.request_id, output.outputs, output.finished, output.num_cached_tokens, queue_s)
+    return Part(
+        output.request_id,
+        output.outputs,
+        output.finished,
+        output.num_cached_tokens,
+        queue_s,
+        output.prompt_logprobs,
+    )
 
 
 def ready_message(engine: Engine) -> Ready:
     return Ready(
         max_model_len=engine.config.max_model_len,
         max_num_seqs=engine.config.max_num_seqs,
+        max_logprobs=engine.config.max_logprobs,
         vocab_size=engine.vocab_size,
         eos_token_ids=engine.eos_token_ids,
         scheduling_policy=engine.config.scheduling_policy,

@@ -15,6 +15,7 @@ from noria.server import generation
 from noria.server.answers import UsageCount, ending, envelope, new_id, usage
 from noria.server.errors import json_response
 from noria.server.generation import Job
+from noria.server.logprobs import for_chat
 from noria.server.openapi import takes
 from noria.server.requests import body_of
 from noria.server.schema.chat import ChatBody, ConversationBody
@@ -73,14 +74,15 @@ class _Writer:
             {
                 "index": output.index,
                 "message": {"role": "assistant", "content": output.text},
-                "logprobs": None,
+                "logprobs": self._logprobs(output),
                 **ending(output),
                 **self._token_ids(output, is_first=True),
             }
             for output in result.outputs
         ]
         head = envelope(self._job.request_id, "chat.completion", self._model)
-        return {**head, "choices": choices, "usage": usage(results)}
+        of_prompt = {} if result.prompt_logprobs is None else {"prompt_logprobs": result.prompt_logprobs}
+        return {**head, "choices": choices, "usage": usage(results), **of_prompt}
 
     async def stream(self) -> AsyncGenerator[bytes]:
         head = envelope(self._job.request_id, "chat.completion.chunk", self._model)
@@ -101,10 +103,14 @@ class _Writer:
     def _chunk(self, output: CompletionOutput, *, is_first: bool) -> dict[str, Any] | None:
         """None when there is nothing to tell: a character is not whole, or may be the beginning of a stop string."""
         delta = {"role": "assistant", "content": output.text} if is_first else {"content": output.text}
-        if not (output.text or is_first or output.finish_reason or self._body.return_token_ids):
+        logprobs = self._logprobs(output)
+        if not (output.text or is_first or output.finish_reason or logprobs or self._body.return_token_ids):
             return None
         token_ids = self._token_ids(output, is_first=is_first)
-        return {"index": output.index, "delta": delta, "logprobs": None, **ending(output), **token_ids}
+        return {"index": output.index, "delta": delta, "logprobs": logprobs, **ending(output), **token_ids}
+
+    def _logprobs(self, output: CompletionOutput) -> dict[str, Any] | None:
+        return for_chat(output, self._state.engine.tokenizer, self._body.num_top)
 
     def _token_ids(self, output: CompletionOutput, *, is_first: bool) -> dict[str, Any]:
         if not self._body.return_token_ids:

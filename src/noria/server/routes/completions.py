@@ -10,11 +10,12 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from noria.engine.client import PreparedPrompt
-from noria.engine.outputs import CompletionOutput
+from noria.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from noria.server import generation
 from noria.server.answers import UsageCount, ending, envelope, new_id, usage
 from noria.server.errors import json_response
 from noria.server.generation import Job
+from noria.server.logprobs import CompletionLogprobs, joined
 from noria.server.openapi import takes
 from noria.server.requests import body_of
 from noria.server.schema.completion import CompletionBody
@@ -54,9 +55,13 @@ class _Writer:
         self._job = job
         self._body = body
         self._envelope = envelope(job.request_id, "text_completion", model)
+        self._logprobs: dict[int, CompletionLogprobs] = {}  # by choice
+        self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}  # by prompt, since they came
 
     async def whole(self) -> dict[str, Any]:
         results = await generation.collect(self._state, self._job)
+        for prompt_index, result in enumerate(results):
+            self._keep_prompt_logprobs(prompt_index, result)
         choices = [
             self._choice(prompt_index, output, is_first=True)
             for prompt_index, result in enumerate(results)
@@ -71,10 +76,11 @@ class _Writer:
         async with aclosing(generation.run(self._state, self._job)) as parts:
             async for prompt_index, part in parts:
                 count.add(prompt_index, part)
+                self._keep_prompt_logprobs(prompt_index, part)
                 for output in part.outputs:
                     is_first = (prompt_index, output.index) not in begun
                     choice = self._choice(prompt_index, output, is_first=is_first)
-                    if choice["text"] or output.finish_reason or "token_ids" in choice:
+                    if choice["text"] or output.finish_reason or choice["logprobs"] or "token_ids" in choice:
                         begun.add((prompt_index, output.index))
                         yield event({**self._envelope, "choices": [choice], **no_usage})
         if with_usage:
@@ -84,17 +90,37 @@ class _Writer:
         """is_first: of this choice in the answer, so that it begins with what comes once."""
         prompt = self._job.prompts[prompt_index]
         text = self._text_of(prompt) + output.text if is_first and self._body.echo else output.text
+        index = prompt_index * self._job.params.n + output.index
         choice = {
-            "index": prompt_index * self._job.params.n + output.index,
+            "index": index,
             "text": text,
-            "logprobs": None,
+            "logprobs": self._logprobs_of(index, prompt_index, output),
             **ending(output),
         }
+        if self._body.prompt_logprobs is not None and not self._body.stream:
+            choice["prompt_logprobs"] = self._prompt_logprobs.get(prompt_index)
         if self._body.return_token_ids:
             choice["token_ids"] = output.token_ids
             if is_first:
                 choice["prompt_token_ids"] = prompt.token_ids
         return choice
+
+    def _keep_prompt_logprobs(self, prompt_index: int, part: RequestOutput) -> None:
+        if part.prompt_logprobs is not None:
+            self._prompt_logprobs[prompt_index] = part.prompt_logprobs
+
+    def _logprobs_of(self, index: int, prompt_index: int, output: CompletionOutput) -> dict[str, Any] | None:
+        """Those of the new tokens, and with echo those of the prompt before the first."""
+        if output.logprobs is None:
+            return None
+        if (known := self._logprobs.get(index)) is not None:
+            return known.take(output.token_ids, output.logprobs)
+        known = self._logprobs[index] = CompletionLogprobs(self._state.engine.tokenizer)
+        beginning = None
+        if self._body.echo:
+            beginning = known.take(self._job.prompts[prompt_index].token_ids, self._prompt_logprobs[prompt_index])
+        news = known.take(output.token_ids, output.logprobs)
+        return news if beginning is None else joined(beginning, news)
 
     def _text_of(self, prompt: PreparedPrompt) -> str:
         if prompt.text is not None:

@@ -92,8 +92,6 @@ class ChatBody(SamplingBody, ConversationBody):
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         {
             **UNSUPPORTED,
-            "logprobs": (False,),
-            "top_logprobs": (),
             "modalities": (["text"],),
             "audio": (),
             "prediction": (),
@@ -119,6 +117,8 @@ class ChatBody(SamplingBody, ConversationBody):
     model: str | None = None
     max_completion_tokens: int | None = Field(None, description="as many as max_model_len leaves when left out")
     max_tokens: int | None = Field(None, description="the older name of max_completion_tokens")
+    logprobs: bool | None = Field(None, description="answer with the log-probability of each token")
+    top_logprobs: int | None = Field(None, description="and with those of so many of the likeliest")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="changes nothing")
@@ -133,5 +133,16 @@ class ChatBody(SamplingBody, ConversationBody):
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise RequestError("max_tokens is the older name of max_completion_tokens; give one of them")
-        self._params = self.sampling_params(max_tokens=self.max_tokens if both[1] is None else both[1])
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs does not work with stream; leave one of them out")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs; set logprobs to true, or leave it out")
+        self._params = self.sampling_params(
+            max_tokens=self.max_tokens if both[1] is None else both[1],
+            logprobs=self.num_top if self.logprobs else None,
+        )
         return self
+
+    @property
+    def num_top(self) -> int:
+        return self.top_logprobs or 0

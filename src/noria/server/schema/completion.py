@@ -45,13 +45,12 @@ def _prompts(value: Any) -> Prompts:
 
 
 class CompletionBody(SamplingBody):
-    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
-        {**UNSUPPORTED, "suffix": ("",), "logprobs": ()}
-    )
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType({**UNSUPPORTED, "suffix": ("",)})
 
     model: str | None = None
     prompt: Annotated[Any, PlainValidator(_prompts), WithJsonSchema(dict(_PROMPT_SCHEMA))]
     max_tokens: int | None = Field(None, description="16 when left out")
+    logprobs: int | None = Field(None, description="log-probabilities of each token, and of so many of the likeliest")
     echo: bool | None = Field(None, description="begin every answer with its prompt")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -64,5 +63,12 @@ class CompletionBody(SamplingBody):
     def _check(self) -> CompletionBody:
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is for streams; set stream, or leave it out")
-        self._params = self.sampling_params(**({} if self.max_tokens is None else {"max_tokens": self.max_tokens}))
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs does not work with stream; echo with logprobs does")
+        if self.echo and self.logprobs is not None:
+            if self.prompt_logprobs not in (None, self.logprobs):
+                raise RequestError("prompt_logprobs must be equal to logprobs when both are shown with echo")
+            self.prompt_logprobs = self.logprobs
+        limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        self._params = self.sampling_params(logprobs=self.logprobs, **limit)
         return self

@@ -75,6 +75,9 @@ class SamplingBody(Body):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = Field(
+        None, description="log-probabilities of the prompt, and of so many of the likeliest"
+    )
     _params: SamplingParams = PrivateAttr()  # set when the body is checked, so that a complaint is about the body
 
     @property
@@ -104,7 +107,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "best_of": (1,),
         "use_beam_search": (False,),
         "length_penalty": (1,),
-        "prompt_logprobs": (),
         "spaces_between_special_tokens": (True,),
         "truncate_prompt_tokens": (),
         "response_format": ({"type": "text"},),
