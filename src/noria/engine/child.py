@@ -82,7 +82,7 @@ class EngineProcess:
         return f"ended with status {code}"
 
     async def end(self, grace_s: float) -> None:
-        """Asks the process to stop and, after so many seconds, makes it; releases everything. Returns when it is gone."""
+        """Asks the process to stop and, after so many seconds, makes it. Releases everything; returns when it is gone."""
         try:
             if self._process.returncode is None:
                 self.send(Stop())
