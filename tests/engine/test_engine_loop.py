@@ -1,4 +1,4 @@
-"""The loop of the engine's process, with a real engine and without a process: what comes in, what goes out, and when."""
+"""The loop of the engine's process, with a real engine and without a process: what comes in, what goes out, when."""
 
 from __future__ import annotations
 

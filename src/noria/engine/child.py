@@ -82,7 +82,10 @@ class EngineProcess:
         return f"ended with status {code}"
 
     async def end(self, grace_s: float) -> None:
-        """Asks the process to stop and, after so many seconds, makes it. Releases everything; returns when it is gone."""
+        """Asks the process to stop, then makes it; releases everything. Returns when it is gone.
+
+        grace_s: that it gets to stop by itself.
+        """
         try:
             if self._process.returncode is None:
                 self.send(Stop())
