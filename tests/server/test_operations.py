@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from typing import Any
 
@@ -98,6 +99,21 @@ def test_a_body_that_is_too_large(tokenizer: Tokenizer, size: int) -> None:
 
     response = ask(tokenizer, "POST", COMPLETIONS, {"max_body_bytes": 100}, content=pieces())  # of unknown length
     assert error_of(response, 413)["code"] == "body_too_large"
+
+
+def test_the_access_log(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "noria.access"):
+        ask(tokenizer, "GET", "/health", headers={"X-Request-Id": "quiet"})
+        options = {"access_log": True}
+        ask(tokenizer, "POST", COMPLETIONS, options, json=GOOD, headers={"X-Request-Id": "loud"})
+        ask(tokenizer, "GET", "/nowhere", options)
+    lines = [json.loads(record.message) for record in caplog.records if record.name == "noria.access"]
+    assert [(line["method"], line["path"], line["status"]) for line in lines] == [
+        ("POST", COMPLETIONS, 200),
+        ("GET", "/nowhere", 404),
+    ]
+    assert lines[0]["request_id"] == "loud"
+    assert 0 < lines[0]["seconds"] < 30
 
 
 def samples(text: str) -> dict[str, float]:

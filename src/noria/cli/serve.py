@@ -34,9 +34,20 @@ def main(args: Sequence[str]) -> int:
     engine = EngineConfig(model=chosen.model, **options.values_of(chosen.engine))
     path = fetch(engine.model, engine.revision)
     logging.basicConfig(format="%(asctime)s server %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    if config.access_log:
+        _show_access_log()
     try:
         from noria.server.lifecycle import serve  # and with it FastAPI, which no other command needs
     except ImportError as error:
         raise ConfigError(f"noria serve needs the package {error.name}; install noria with its dependencies") from None
     serve(dataclasses.replace(engine, model=str(path), revision=None), config, chosen.model, note)
     return 0
+
+
+def _show_access_log() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log = logging.getLogger("noria.access")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False

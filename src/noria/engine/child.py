@@ -17,7 +17,6 @@ import zmq.asyncio
 from noria.engine.messages import Codec, FromEngine, Start, Stop, ToEngine
 
 _MODULE = "noria.engine.process"
-_TERM_GRACE_S = 10.0
 
 
 class EngineProcess:
@@ -82,13 +81,16 @@ class EngineProcess:
                 return f"was killed by {signal.Signals(-code).name}"
         return f"ended with status {code}"
 
-    async def end(self) -> None:
-        """Asks the process to stop, then makes it; releases everything. Returns when it is gone."""
+    async def end(self, grace_s: float) -> None:
+        """Asks the process to stop, then makes it; releases everything. Returns when it is gone.
+
+        grace_s: that it gets to stop by itself.
+        """
         try:
             if self._process.returncode is None:
                 self.send(Stop())
                 try:
-                    await asyncio.wait_for(self._process.wait(), _TERM_GRACE_S)
+                    await asyncio.wait_for(self._process.wait(), grace_s)
                 except TimeoutError:
                     self.kill()
                     await self._process.wait()

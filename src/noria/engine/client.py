@@ -50,6 +50,8 @@ from noria.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 _LAST_WORDS_S = 0.1  # what a dead process said last may be on its way still
+_GRACE_S = 10.0  # that a process gets to end by itself
+_START_GRACE_S = 1.0  # the same while it starts, when it reads no messages
 _INLINE_PROMPT = 4096  # characters or ids; a longer prompt is prepared in a thread, while others are served
 
 
@@ -294,7 +296,7 @@ class EngineClient:
             self._process = self._facts = self._admission = self._stats = None
             for stream in self._streams.values():
                 stream.queue.put_nowait(error)
-            await process.end()
+            await process.end(_GRACE_S if was_ready else _START_GRACE_S)
         return error, was_ready
 
     async def _attend(self, process: EngineProcess) -> NoriaError:

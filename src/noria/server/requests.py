@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import logging
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -17,6 +20,7 @@ from noria.server.errors import ApiError, api_error
 from noria.server.schema.base import describe_invalid
 from noria.server.state import ServerState
 
+_access_log = logging.getLogger("noria.access")
 _ID_HEADER = b"x-request-id"
 _MAX_ID = 256
 _PATIENCE = 4  # times the limit
@@ -26,7 +30,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 class RequestScope:
     """ASGI middleware: gives every request an id (the client's x-request-id, or a new one) and sends it back, counts
-    those that run, and turns what nobody caught into an error that a client understands."""
+    those that run, logs those that ran, and turns what nobody caught into an error that a client understands."""
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
@@ -38,12 +42,12 @@ class RequestScope:
             return
         given = next((value for name, value in scope["headers"] if name == _ID_HEADER), None)
         request_id = uuid.uuid4().hex.encode() if given is None else given
-        started = False
+        begin, status = time.perf_counter(), 0  # 0: no answer
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
+            nonlocal status
             if message["type"] == "http.response.start":
-                started = True
+                status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (_ID_HEADER, request_id)]
             await send(message)
 
@@ -57,11 +61,25 @@ class RequestScope:
         except ClientDisconnect:
             return  # in the middle of its body
         except Exception as error:
-            if started:
+            if status:
                 raise
             await api_error(error).response()(scope, receive, send_with_id)
         finally:
             self._state.active -= 1
+            if self._state.config.access_log:
+                self._log(scope, request_id, status, time.perf_counter() - begin)
+
+    def _log(self, scope: Scope, request_id: bytes, status: int, seconds: float) -> None:
+        line = {
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            "request_id": request_id.decode(),
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": status,
+            "seconds": round(seconds, 4),
+            "client": scope["client"][0] if scope.get("client") else None,
+        }
+        _access_log.info("%s", msgspec.json.encode(line).decode())
 
 
 def _is_id(value: bytes) -> bool:
