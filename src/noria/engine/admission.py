@@ -126,6 +126,8 @@ class Admission:
                 )
             except RequestError as error:
                 raise RequestError(f"bad_words: {word!r} is no text: {error}") from None
+            if not bare:
+                raise RequestError(f"bad_words: {word!r} has no tokens; leave it out")
             for sequence in (bare, spaced) if spaced[-len(bare) :] != bare else (bare,):
                 if len(sequence) > ShapingInputs.MAX_BAD_LENGTH:
                     raise RequestError(
