@@ -12,7 +12,7 @@ from noria.errors import RequestError
 from noria.server.schema.sampling import UNSUPPORTED, SamplingBody, StreamOptions
 
 Prompts = list[str | list[int]]
-_IDS = {"type": "array", "items": {"type": "integer"}}
+_IDS: Mapping[str, Any] = {"type": "array", "items": {"type": "integer"}}
 _PROMPT_SCHEMA: Mapping[str, Any] = MappingProxyType(
     {
         "anyOf": [
