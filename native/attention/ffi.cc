@@ -97,6 +97,9 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, f
   });
 }
 
+// Leaves its results as they were allocated: pages that nobody has touched cost no memory.
+ffi::Error uninitialized(ffi::RemainingRets) { return ffi::Error::Success(); }
+
 }  // namespace
 }  // namespace noria::attention
 
@@ -123,4 +126,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(noria_ragged_paged_attention, noria::attention::at
                                   .Attr<float>("soft_cap")
                                   .Attr<std::string_view>("path")
                                   .Attr<int64_t>("threads"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(noria_uninitialized, noria::attention::uninitialized, ffi::Ffi::Bind().RemainingRets());
 #pragma GCC visibility pop

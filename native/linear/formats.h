@@ -82,6 +82,7 @@ struct Coded : Layout<kind> {
   static constexpr int kSub = Scales::kSub;
   static constexpr int kBodyBytes = 64 * bits;  // of 32 elements
   static constexpr bool kWide = bits == 8;
+  static constexpr int kMaxCode = (1 << bits) - 1;
   static_assert(Layout<kind>::kBytes == Scales::kBytes + Layout<kind>::kBlock / 32 * kBodyBytes);
 
   // Codes of the 32 elements that begin at 32 * part.

@@ -37,6 +37,13 @@ struct RowPointers {
   inline NORIA_INLINE const T* operator[](int m) const { return row[m]; }
 };
 
+// Asks for what lies some way ahead: the processor's own guesses end with each page of memory, and begin anew.
+template <int bytes>
+inline NORIA_INLINE void prefetch(const uint8_t* block) {
+  constexpr int kAhead = 3072;  // bytes; between 1024 and 4096 little changes
+  for (int at = 0; at < bytes; at += 64) __builtin_prefetch(block + kAhead + at);
+}
+
 // sums[m][j] += x[m] times tile j, over `blocks` blocks; the sums begin at zero if `first`.
 template <typename Format, int M, int J>
 inline void accumulate(const uint8_t* tile, int64_t tile_stride, int64_t blocks, const float* x, int64_t row_stride,
@@ -46,6 +53,7 @@ inline void accumulate(const uint8_t* tile, int64_t tile_stride, int64_t blocks,
   const RowPointers<float, M> row(x, row_stride);
   for (int64_t b = 0; b < blocks; ++b, tile += Format::kBytes) {
     const int64_t start = b * Format::kBlock;
+    unroll<J>([&](auto j) NORIA_INLINE { prefetch<Format::kBytes>(tile + j * tile_stride); });
     unroll<J>([&](auto j) NORIA_INLINE {
       Format::visit(tile + j * tile_stride, [&](int64_t k, Lanes w) NORIA_INLINE {
         k += start;
@@ -103,6 +111,13 @@ inline void accumulate_pairs(const uint8_t* tile, int64_t tile_stride, int64_t c
 }
 #endif
 
+// Whether the products of 32 elements, added in two sums a lane, fit 16 bits, and the processor adds these sooner. The
+// integers are exact either way.
+template <typename Format>
+constexpr bool short_sums() {
+  return kShortSums && Format::kSub == 32 && 16 * 127 * Format::kMaxCode <= 32767;
+}
+
 // 8-bit activations: per sub-block an exact integer sum, then sum += scale * (x scale) * integer + offset * (x sum).
 template <typename Format, int M>
 inline void accumulate_x8(const uint8_t* tile, int64_t blocks, const int8_t* x, const float* x_scale,
@@ -110,7 +125,9 @@ inline void accumulate_x8(const uint8_t* tile, int64_t blocks, const int8_t* x, 
   Sums<M, 1> acc;
   acc.begin(sums, true);
   constexpr int kParts = Format::kBlock / 32;
+  constexpr bool kShort = short_sums<Format>();  // `integer` then has pairs of them, until it is used
   for (int64_t b = 0; b < blocks; ++b, tile += Format::kBytes) {
+    prefetch<Format::kBytes>(tile);
     for (int part = 0; part < kParts; ++part, x += 32, x_scale += 1, x_sum += 2) {
       Words integer[M];
       unroll<M>([&](auto m) NORIA_INLINE { integer[m] = zero_words(); });
@@ -118,6 +135,7 @@ inline void accumulate_x8(const uint8_t* tile, int64_t blocks, const int8_t* x, 
       const auto flush = [&](int sub) NORIA_INLINE {
         const Affine a = Format::affine(tile, part * (32 / Format::kSub) + sub);
         unroll<M>([&](auto m) NORIA_INLINE {
+          if constexpr (kShort) integer[m] = add_shorts(integer[m], zero_words());
           const float* s = x_sum + m * (row_stride / 16);
           const float total = Format::kSub == 16 ? s[sub] : s[0] + s[1];
           Lanes& sum = acc.at[m][0];
@@ -128,7 +146,12 @@ inline void accumulate_x8(const uint8_t* tile, int64_t blocks, const int8_t* x, 
       };
       Format::visit_part(tile, part, [&](int group, Words codes) NORIA_INLINE {
         unroll<M>([&](auto m) NORIA_INLINE {
-          integer[m] = dot4<Format::kWide>(x + m * row_stride + 4 * group, codes, integer[m]);
+          const int8_t* four = x + m * row_stride + 4 * group;
+          if constexpr (kShort) {
+            integer[m] = short_dot4(four, codes, integer[m]);
+          } else {
+            integer[m] = dot4<Format::kWide>(four, codes, integer[m]);
+          }
         });
         if (Format::kSub == 16 && group == 3) flush(0);
       });

@@ -22,6 +22,9 @@ inline void relax() {
 
 // Calls work(first, last) until all `units` are done; every unit exactly once, by any of up to `threads` threads.
 //
+// A piece is a part of what is left, and at least `grain`: neighbouring units lie beside each other in memory, which is
+// quicker to read in one go, and the last pieces are small, so that all threads end together.
+//
 // The caller works too and never waits for a helper that has not begun: in a busy pool it does everything itself. A
 // helper that comes late finds nothing left and touches only the shared state, which outlives this call.
 template <typename Pool, typename Work>
@@ -35,13 +38,16 @@ void parallel(Pool& pool, int64_t units, int64_t threads, int64_t grain, const W
   }
   const auto shared = std::make_shared<Shared>();
   const Work* body = &work;
-  auto take = [shared, body, units, grain] {
-    for (;;) {
-      const int64_t first = shared->next.fetch_add(grain, std::memory_order_relaxed);
+  auto take = [shared, body, units, threads, grain] {
+    for (int64_t first = shared->next.load(std::memory_order_relaxed);;) {
       if (first >= units) return;
-      const int64_t last = first + grain < units ? first + grain : units;
-      (*body)(first, last);
-      shared->done.fetch_add(last - first, std::memory_order_release);
+      const int64_t share = (units - first) / (2 * threads), piece = share > grain ? share : grain;
+      const int64_t last = first + piece < units ? first + piece : units;
+      if (!shared->next.compare_exchange_weak(first, last, std::memory_order_relaxed)) continue;
+      const int64_t begin = first;
+      (*body)(begin, last);
+      shared->done.fetch_add(last - begin, std::memory_order_release);
+      first = shared->next.load(std::memory_order_relaxed);
     }
   };
   using Task = decltype(take);

@@ -16,6 +16,7 @@ constexpr int kMaxRows = 6;       // 6 rows x 2 registers of sums, 2 of weights,
 constexpr int kDirectRows = 4;    // of codes: 4 x 2 registers of sums, 2 of codes, 2 of weights, and what is left for the rest
 constexpr int kMaxRowsDot4 = 3;   // rows of 8-bit activations: sums of a sub-block beside the sums of all
 constexpr bool kHasDot2 = false;
+constexpr bool kShortSums = true;
 // Tiles of float32 that are summed together.
 constexpr int tiles_together(int rows) { return rows == 1 ? 2 : 1; }
 
@@ -118,6 +119,21 @@ inline Lanes from_u8(const void* p) {
 inline Lanes from_i8(const void* p) {
   const __m128i a = _mm_loadu_si128(static_cast<const __m128i*>(p));
   return to_lanes({_mm256_cvtepi8_epi32(a), _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8))});
+}
+
+// As dot4, in two 16-bit sums a lane, which must not overflow.
+inline Words short_dot4(const int8_t* x, Words codes, Words sum) {
+  int32_t four;
+  __builtin_memcpy(&four, x, 4);
+  const __m256i a = _mm256_set1_epi32(four);
+  return {_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(codes.lo, a)),
+          _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(codes.hi, a))};
+}
+// sum + both sums of each lane
+inline Words add_shorts(Words shorts, Words sum) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(shorts.lo, ones)),
+          _mm256_add_epi32(sum.hi, _mm256_madd_epi16(shorts.hi, ones))};
 }
 
 // sum + the products of 4 unsigned codes a lane with 4 signed activations, in 32-bit integers, exact.

@@ -14,6 +14,7 @@ namespace noria::NORIA_ISA {
 
 constexpr int kMaxRows = 12;  // 12 rows x 2 tiles of sums, 2 of weights: 26 of 32 registers
 constexpr int kDirectRows = 4;  // up to so many rows codes are expanded in registers
+constexpr bool kShortSums = false;
 constexpr int kMaxRowsDot4 = 4;
 constexpr int tiles_together(int) { return 2; }
 
@@ -88,6 +89,10 @@ inline Lanes from_u8(const void* p) {
 inline Lanes from_i8(const void* p) {
   return to_lanes({_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))});
 }
+
+// Never called: see kShortSums.
+inline Words short_dot4(const int8_t*, Words, Words sum) { return sum; }
+inline Words add_shorts(Words, Words sum) { return sum; }
 
 // sum + the products of 4 unsigned codes a lane with 4 signed activations, in 32-bit integers, exact.
 template <bool>

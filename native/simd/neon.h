@@ -14,6 +14,7 @@ namespace noria::NORIA_ISA {
 
 constexpr int kMaxRows = 5;  // 5 rows x 4 registers of sums, 4 of weights: 24 of 32 registers, and the activations
 constexpr int kDirectRows = 2;  // up to so many rows codes are expanded in registers
+constexpr bool kShortSums = false;
 constexpr int kMaxRowsDot4 = 2;
 constexpr bool kHasDot2 = false;
 constexpr int tiles_together(int) { return 1; }
@@ -117,6 +118,10 @@ inline void transpose(const float* const (&rows)[16], int64_t from, float* to) {
     }
   }
 }
+
+// Never called: see kShortSums.
+inline Words short_dot4(const int8_t*, Words, Words sum) { return sum; }
+inline Words add_shorts(Words, Words sum) { return sum; }
 
 // sum + the products of 4 unsigned codes a lane with 4 signed activations, in 32-bit integers, exact.
 template <bool wide>

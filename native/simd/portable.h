@@ -13,6 +13,7 @@ namespace noria::NORIA_ISA {
 
 constexpr int kMaxRows = 2;
 constexpr int kDirectRows = 1;  // up to so many rows codes are expanded in registers
+constexpr bool kShortSums = false;
 constexpr int kMaxRowsDot4 = 1;
 constexpr bool kHasDot2 = false;
 constexpr int tiles_together(int) { return 1; }
@@ -123,6 +124,10 @@ inline void transpose(const float* const (&rows)[16], int64_t from, float* to) {
   for (int j = 0; j < 16; ++j)
     for (int i = 0; i < 16; ++i) std::memcpy(to + 16 * i + j, rows[j] + from + i, sizeof(float));
 }
+
+// Never called: see kShortSums.
+inline Words short_dot4(const int8_t*, Words, Words sum) { return sum; }
+inline Words add_shorts(Words, Words sum) { return sum; }
 
 // sum + the products of 4 unsigned codes a lane with 4 signed activations, in 32-bit integers, exact.
 template <bool wide>

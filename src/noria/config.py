@@ -203,7 +203,8 @@ class EngineConfig:
 
     attention_backend: Literal["auto", "reference", "xla", "native"] = "auto"  # auto as for linear_backend
     linear_backend: Literal["auto", "reference", "xla", "native"] = "auto"  # auto: native on a CPU where it was built
-    quantization: Literal["auto", "none"] = "auto"  # auto: GGUF blocks stay packed where the linear op can use them
+    quantization: Literal["auto", "none", "int8"] = "auto"  # auto: GGUF blocks stay packed; int8: one scale per output
+    quantize_activations: bool = False  # to 8 bits, 32 together, where weights are packed: faster on a CPU, less exact
     compile_cache_dir: str | None = None  # "" turns the persistent compile cache off
     compile_threads: int | None = None
     strict_compile: bool = False  # raise when a compile happens after warm-up

@@ -72,6 +72,7 @@ class InFlight:
         self._runner = runner
         self._meanwhile = meanwhile
         self.execute_model = runner.execute_model
+        self.clock = runner.clock
 
     def sample_tokens(self) -> Any:
         inputs, outputs = self._runner._executed

@@ -11,6 +11,7 @@ from combo_jobs import MAX_MODEL_LEN, Job, with_logprobs, with_penalties
 from combo_models import WINDOWS
 
 from noria.cache.layout import blocks_for_request, plan_layout
+from noria.ops import native
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,12 @@ class Setting:
     makes_rare: tuple[str, ...] = ()  # what need not happen for others' sake
     quick: bool = False  # part of the default tests
 
+
+NATIVE_ONLY = (
+    (Setting("int8-int8", numerics={"quantization": "int8", "quantize_activations": True}),)
+    if native.available()
+    else ()
+)
 
 # The first setting of an axis is the usual one. Add an axis or a setting here; nothing else needs to change.
 AXES: dict[str, tuple[Setting, ...]] = {
@@ -76,6 +83,12 @@ AXES: dict[str, tuple[Setting, ...]] = {
     ),
     "dtype": tuple(
         Setting(dtype, numerics={"dtype": dtype}, quick=dtype == "float32") for dtype in ("float32", "bfloat16")
+    ),
+    "ops": (
+        Setting("best-ops", quick=True),
+        Setting("xla-ops", numerics={"linear_backend": "xla", "attention_backend": "xla"}, quick=True),
+        Setting("int8", numerics={"quantization": "int8"}),
+        *NATIVE_ONLY,
     ),
     "requests": (
         Setting("mixed", quick=True),

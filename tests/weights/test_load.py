@@ -6,7 +6,6 @@ import logging
 import math
 import tracemalloc
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +17,8 @@ from model_files import HIDDEN, LAYERS, hf_tensors, write_folder, write_gguf
 from noria.errors import WeightsError
 from noria.nn.param import Param, param_bytes
 from noria.ops import native
-from noria.runner.pack_weights import abstract_matrix, pack_matrix
+from noria.ops.linear import reference
+from noria.runner.pack_weights import MatrixForm
 from noria.weights.checkpoint import open_checkpoint
 from noria.weights.load import abstract_weights, empty_aligned, load_weights, place_on
 from noria.weights.progress import byte_bar
@@ -192,11 +192,13 @@ def test_the_bar_is_silent_unless_stderr_is_a_terminal(capfd, monkeypatch):
     assert "0.5/1.0 kB" in err
 
 
-@pytest.mark.parametrize("keep_blocks", [None, True, False])
+FORMS = [MatrixForm(packed, option) for packed in (False, True) for option in ("auto", "none", "int8")]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("kind", ["folder", "F32", "Q8_0", "Q4_1"])
-def test_shapes_can_be_known_without_reading(tmp_path, monkeypatch, kind: str, keep_blocks: bool | None):
-    """keep_blocks None: dense weights."""
-    if keep_blocks is not None and not native.available():
+def test_shapes_can_be_known_without_reading(tmp_path, monkeypatch, kind: str, form: MatrixForm):
+    if form.packed and not native.available():
         pytest.skip(f"the native library is {native.status()}")
     tensors = hf_tensors("llama")
     if kind == "folder":
@@ -204,18 +206,37 @@ def test_shapes_can_be_known_without_reading(tmp_path, monkeypatch, kind: str, k
     else:
         path = write_gguf(tmp_path / "m.gguf", tensors, kind=kind)
     declaration = declare_matrices("llama")
-    pack = None if keep_blocks is None else partial(pack_matrix, keep_blocks=keep_blocks)
-    abstract = None if keep_blocks is None else partial(abstract_matrix, keep_blocks=keep_blocks)
+    make, abstract = (None, None) if form.is_plain else (form.load, form.abstract)
     with open_checkpoint(path) as checkpoint:
-        loaded = load_weights(checkpoint, declaration, "bfloat16", place_on(CPU), pack=pack)
+        loaded = load_weights(checkpoint, declaration, "bfloat16", place_on(CPU), pack=make)
         monkeypatch.setattr(type(checkpoint), "read", None)
         monkeypatch.setattr(type(checkpoint), "read_blocks", None)
         shapes = abstract_weights(checkpoint, declaration, "bfloat16", abstract)
     assert jax.tree.structure(shapes) == jax.tree.structure(loaded)  # the kinds of packed weights are part of it
     for shape, array in zip(jax.tree.leaves(shapes), jax.tree.leaves(loaded)):
         assert (shape.shape, shape.dtype) == (array.shape, array.dtype)
-    if keep_blocks and kind[0] == "Q":
-        assert {*shapes.layers["mlp.up_proj.weight"].kinds} == {kind}
+    weight = shapes.layers["mlp.up_proj.weight"]
+    if form.packed:
+        kept = kind if kind[0] == "Q" else "bfloat16"
+        assert {*weight.kinds} == {{"auto": kept, "none": "bfloat16", "int8": "int8"}[form.quantization]}
+    else:
+        assert weight.data.dtype == ("int8" if form.quantization == "int8" else "bfloat16")
+
+
+def test_8_bit_weights_are_the_same_on_every_back_end(tmp_path):
+    """And within half a step of the values."""
+    if not native.available():
+        pytest.skip(f"the native library is {native.status()}")
+    declaration, tensors = declare_matrices("llama"), hf_tensors("llama")
+    with open_checkpoint(write_folder(tmp_path / "m", tensors)) as checkpoint:
+        load = lambda form: load_weights(checkpoint, declaration, "float32", place_on(CPU), pack=form.load)
+        dense, packed = (load(MatrixForm(packed, "int8")).layers["mlp.up_proj.weight"] for packed in (False, True))
+    for layer in range(dense.layers):
+        values = np.asarray(reference.unpack(dense, layer))
+        np.testing.assert_array_equal(values, reference.unpack(packed, layer))
+        exact = tensors[f"model.layers.{layer}.mlp.up_proj.weight"].astype(np.float32)
+        step = np.abs(exact).max(axis=1, keepdims=True) / 127
+        assert np.all(np.abs(values - exact) <= step * 0.501)
 
 
 def test_shapes_of_a_checkpoint_that_does_not_fit(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from functools import partial
 
 from noria.ops.linear import api as linear
 from noria.ops.ragged_paged_attention import api as attention
@@ -16,7 +18,12 @@ class Ops:
     rotary: rotary.Rotary
 
     @staticmethod
-    def choose(attention_backend: str, linear_backend: str, platform: str) -> Ops:
+    def choose(
+        attention_backend: str, linear_backend: str, platform: str, *, quantize_activations: bool = False
+    ) -> Ops:
         """By name; "auto" is the fastest there is. platform: "cpu", "gpu" or "tpu"."""
         chosen = linear.choose(linear_backend, platform)
+        if quantize_activations:
+            quantized = [partial(op, quantize_x=True) for op in (chosen.linear, chosen.argmax)]
+            chosen = dataclasses.replace(chosen, linear=quantized[0], argmax=quantized[1])
         return Ops(attention.choose(attention_backend, platform), chosen, rotary.choose(chosen.name))

@@ -7,12 +7,20 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 
 LIBRARY = Path(__file__).with_name("_native") / "libnoria_ops.so"
 REASON = LIBRARY.with_name("not_built.txt")  # the package's build says here why there is no library
-_TARGETS = ("noria_linear", "noria_argmax", "noria_embed", "noria_rotary", "noria_ragged_paged_attention")
+_TARGETS = (
+    "noria_linear",
+    "noria_argmax",
+    "noria_embed",
+    "noria_rotary",
+    "noria_ragged_paged_attention",
+    "noria_uninitialized",
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,15 @@ def load(path: Path = LIBRARY) -> NativeLibrary | str:
     except Exception as error:  # whatever is wrong with the library, there is the XLA op to fall back on
         return f"does not load: {' '.join(str(error).split())}"
     return NativeLibrary(handle, tuple(_paths(handle)))
+
+
+def uninitialized(shapes: Any) -> Any:
+    """Arrays of a pytree of shapes (jax.ShapeDtypeStruct) on the CPU, whatever their memory holds.
+
+    The system gives large arrays pages that cost nothing until somebody writes to them.
+    """
+    leaves, treedef = jax.tree.flatten(shapes)
+    return jax.tree.unflatten(treedef, jax.jit(lambda: jax.ffi.ffi_call("noria_uninitialized", leaves)())())
 
 
 def _declare(handle: ctypes.CDLL) -> None:

@@ -25,7 +25,7 @@ from noria.nn.param import abstract_params, param_bytes, random_params
 from noria.observe.step_clock import StepClock
 from noria.ops import native
 from noria.ops.backends import Ops
-from noria.ops.linear.types import DenseWeight
+from noria.ops.linear.types import DenseWeight, PackedWeight
 from noria.ops.ragged_paged_attention.api import KVCache
 from noria.runner.capture import (
     CaptureReport,
@@ -36,7 +36,7 @@ from noria.runner.capture import (
     use_compile_cache,
 )
 from noria.runner.memory import MemoryPlan, available_bytes, plan_memory
-from noria.runner.pack_weights import abstract_array, abstract_matrix, pack_array, pack_matrix
+from noria.runner.pack_weights import MatrixForm
 from noria.runner.results import SampledTokens
 from noria.runner.shaper import Shaper
 from noria.runner.work import WorkModel
@@ -61,8 +61,13 @@ class ModelRunner:
         self.device = device
         self.dtype = dtype
         self.cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        backends = (_backend(config, f"{op}_backend", dtype, device.platform) for op in ("attention", "linear"))
-        self._ops = Ops.choose(*backends, device.platform)
+        attention, linear = (
+            _backend(config, f"{op}_backend", dtype, device.platform) for op in ("attention", "linear")
+        )
+        self._ops = Ops.choose(attention, linear, device.platform, quantize_activations=config.quantize_activations)
+        if config.quantize_activations and not self._ops.linear.packed:
+            raise ConfigError("quantize_activations needs the native linear op; leave it out, or see noria env for why")
+        self._matrices = MatrixForm(self._ops.linear.packed, config.quantization)
         self.layout: CacheLayout = plan_layout(model.config.windows)
         self.buckets = Buckets.of(config)
         blocks = -(-config.max_model_len // config.block_size)
@@ -97,33 +102,30 @@ class ModelRunner:
 
     def load_model(self, checkpoint: Checkpoint | None, progress: Callable[[int, int], None] | None = None) -> None:
         """From a checkpoint, or, when there is none, random weights."""
-        declaration, packed = self.model.declaration(), self._ops.linear.packed
+        declaration = self.model.declaration()
         if checkpoint is None:
             with jax.default_device(self.device):
-                random = random_params(declaration, self.dtype, self.config.seed or 0)
-            # Committed to the device like weights that were loaded: the compiled programs are then the same.
-            self._weights = jax.device_put(random, self.device)
-            if packed:
-                is_weight = lambda leaf: isinstance(leaf, DenseWeight)
-                pack = lambda leaf: pack_array(np.asarray(leaf.data)) if is_weight(leaf) else leaf
-                self._weights = jax.tree.map(pack, self._weights, is_leaf=is_weight)
+                weights = random_params(declaration, self.dtype, self.config.seed or 0)
+            if not self._matrices.is_plain:
+                weights = _map_weights(self._matrices.convert, weights)
         else:
-            pack = partial(pack_matrix, keep_blocks=self.config.quantization == "auto") if packed else None
-            place = place_on(self.device)
-            self._weights = load_weights(checkpoint, declaration, self.dtype, place, progress, pack)
+            make = None if self._matrices.is_plain else self._matrices.load
+            weights = load_weights(checkpoint, declaration, self.dtype, place_on(self.device), progress, make)
+        _check_rounding(self.config, weights)
+        # All committed to the device: the compiled programs are then the same wherever weights came from.
+        self._weights = jax.device_put(weights, self.device)
 
     def describe_model(self, checkpoint: Checkpoint | None) -> None:
         """In place of load_model where only the programs are wanted: the shapes of what it would load."""
-        declaration, packed = self.model.declaration(), self._ops.linear.packed
+        declaration = self.model.declaration()
         if checkpoint is None:
             weights = abstract_params(declaration, self.dtype)
-            if packed:
-                is_weight = lambda leaf: isinstance(leaf, DenseWeight)
-                pack = lambda leaf: abstract_array(leaf.data) if is_weight(leaf) else leaf
-                weights = jax.tree.map(pack, weights, is_leaf=is_weight)
+            if not self._matrices.is_plain:
+                weights = _map_weights(self._matrices.abstract_converted, weights)
         else:
-            pack = partial(abstract_matrix, keep_blocks=self.config.quantization == "auto") if packed else None
-            weights = abstract_weights(checkpoint, declaration, self.dtype, pack)
+            make = None if self._matrices.is_plain else self._matrices.abstract
+            weights = abstract_weights(checkpoint, declaration, self.dtype, make)
+        _check_rounding(self.config, weights)
         self._weights = self._on_device(weights)
 
     def _on_device(self, shapes: Any) -> Any:
@@ -162,9 +164,13 @@ class ModelRunner:
         """num_blocks: of the pool, the null block included. allocate: false where only the programs are wanted."""
         sampled = jax.ShapeDtypeStruct((self.shape.num_rows,), jnp.int32)
         shapes = (self.get_kv_cache_spec(num_blocks), sampled)
-        with jax.default_device(self.device):
-            zeros = partial(jax.tree.map, lambda shape: jnp.zeros(shape.shape, shape.dtype))
-            self._cache, self._sampled = zeros(shapes) if allocate else shapes
+        if allocate:
+            on_cpu = self.device.platform == "cpu" and native.available()
+            make = native.uninitialized if on_cpu else partial(jax.tree.map, lambda s: jnp.zeros(s.shape, s.dtype))
+            with jax.default_device(self.device):
+                self._cache, self._sampled = make(shapes[0]), jnp.zeros(self.shape.num_rows, jnp.int32)
+        else:
+            self._cache, self._sampled = shapes
         steps = StepPrograms(
             model=self.model,
             shape=self.shape,
@@ -244,7 +250,7 @@ class ModelRunner:
         return token_ids
 
     def decode(self, inputs: StepInputs) -> jax.Array:
-        """Dispatches a whole burst: token ids [num_scheduler_steps, max_num_seqs]."""
+        """Dispatches a whole burst: token ids [DecodeProgram.max_steps, max_num_seqs]."""
         key, job = ("decode", inputs.num_rows), self._decode_job(inputs)
         arguments = (self._weights, self._cache, self._sampled, inputs.forward, inputs.sample)
         self.clock.dispatching()
@@ -296,6 +302,21 @@ class ModelRunner:
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
         rows = jax.ShapeDtypeStruct((self.shape.num_rows, self.model.config.hidden_size), self.dtype)
         return lambda: self._sample.lower(self._weights, rows, inputs.sample).compile()
+
+
+def _check_rounding(config: ResolvedConfig, weights: Any) -> None:
+    """Raises ConfigError when activations are to be rounded and no weight is of a kind that they are rounded for."""
+    leaves = jax.tree.leaves(weights, is_leaf=lambda leaf: isinstance(leaf, PackedWeight))
+    if config.quantize_activations and not any(isinstance(leaf, PackedWeight) and leaf.has_codes for leaf in leaves):
+        raise ConfigError(
+            "quantize_activations would change nothing, because no matrix of this model is quantized; "
+            "add quantization int8, use a quantized GGUF file, or leave it out"
+        )
+
+
+def _map_weights(function: Callable[[DenseWeight], Any], weights: Any) -> Any:
+    is_weight = lambda leaf: isinstance(leaf, DenseWeight)
+    return jax.tree.map(lambda leaf: function(leaf) if is_weight(leaf) else leaf, weights, is_leaf=is_weight)
 
 
 def _backend(config: ResolvedConfig, option: str, dtype: str, platform: str) -> str:

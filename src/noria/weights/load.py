@@ -95,7 +95,7 @@ class Tensors:
 
     def read(self, index: int, out: np.ndarray) -> None:
         self.checkpoint.read(self.names[index], out)
-        self.report(out.nbytes)
+        self.report(out.size * self.dtype.itemsize)
 
     def block_type(self, index: int) -> str | None:
         return self.checkpoint.block_type(self.names[index])

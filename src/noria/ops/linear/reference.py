@@ -118,7 +118,8 @@ def round_to_8_bits(x: jax.Array) -> jax.Array:
 def unpack(weight: Weight, layer: int) -> jax.Array:
     """One layer's matrix as float32 [out, in]."""
     if isinstance(weight, DenseWeight):
-        return weight.data[layer].astype(jnp.float32)
+        matrix = weight.data[layer].astype(jnp.float32)
+        return matrix if weight.scale is None else matrix * weight.scale[layer][:, None]
     name, out, width = weight.kinds[layer], weight.out_features, weight.in_features
     kind = KINDS[name]
     tiles, blocks = -(-out // LANES), -(-width // kind.block)

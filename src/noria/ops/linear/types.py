@@ -55,9 +55,10 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 @tree_util.register_dataclass
 @dataclass(frozen=True)
 class DenseWeight:
-    """data: [layers, out, in], as checkpoints store matrices."""
+    """data: [layers, out, in], as checkpoints store matrices; int8 with scale, float32 [layers, out]."""
 
     data: jax.Array
+    scale: jax.Array | None = None
 
     @property
     def out_features(self) -> int:
@@ -84,6 +85,11 @@ class PackedWeight:
     kinds: tuple[str, ...] = field(metadata={"static": True})
     out_features: int = field(metadata={"static": True})
     in_features: int = field(metadata={"static": True})
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether a layer holds integer codes, for which activations may be rounded."""
+        return any(kind not in ("float32", "bfloat16") for kind in self.kinds)
 
     @property
     def layers(self) -> int:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from noria.ops.linear.reference import add_residual, gate, largest, normalized
-from noria.ops.linear.types import PackedWeight, Weight
+from noria.ops.linear.types import DenseWeight, PackedWeight, Weight
 from noria.ops.rms_norm import RmsNorm
 
 
@@ -35,8 +35,13 @@ def linear(
     """
     x, results = normalized(x, norm, layer), []
     for weight, bias in zip(weights, biases or [None] * len(weights)):
-        matrix = lax.dynamic_index_in_dim(_data(weight), layer, keepdims=False)
+        weight = _dense(weight)
+        matrix = lax.dynamic_index_in_dim(weight.data, layer, keepdims=False)
+        if weight.scale is not None:
+            matrix = matrix.astype(x.dtype)
         y = lax.dot_general(x, matrix, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        if weight.scale is not None:
+            y = y * lax.dynamic_index_in_dim(weight.scale, layer, keepdims=False)
         results.append(y if bias is None else y + bias[layer].astype(jnp.float32))
     results = add_residual(gate(results, activation), post_norm, layer, residual)
     return tuple(y.astype(out_dtype or x.dtype) for y in results)
@@ -58,10 +63,14 @@ def argmax(
 
 def embed(table: Weight, token_ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """See api.py."""
-    return jnp.take(_data(table)[0], token_ids, axis=0, mode="clip").astype(dtype)
+    weight = _dense(table)
+    rows = jnp.take(weight.data[0], token_ids, axis=0, mode="clip")
+    if weight.scale is not None:
+        rows = rows * jnp.take(weight.scale[0], token_ids, mode="clip")[:, None]
+    return rows.astype(dtype)
 
 
-def _data(weight: Weight) -> jax.Array:
+def _dense(weight: Weight) -> DenseWeight:
     if isinstance(weight, PackedWeight):
         raise TypeError("packed weights need the native back end")
-    return weight.data
+    return weight

@@ -27,6 +27,8 @@ CACHE_DTYPES: Mapping[str, jnp.dtype] = MappingProxyType(
 class KVCache:
     """The paged cache of all layers: layer slot s keeps block b in row s * num_blocks + b. Block 0 is never read.
 
+    What nobody wrote may hold anything, even NaN: no result depends on it.
+
     data: [slots * num_blocks, block_size, kv_heads, 2, head_dim]; index 0 of the axis of length 2 is keys, 1 is values.
     Floats narrower than 32 bits are kept as the unsigned integers with their bits: to write a few values into an array
     of such floats, XLA on a CPU converts the whole array to float32 and back.
