@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+import pickle
 import re
 from pathlib import Path
 
@@ -36,6 +38,42 @@ def test_sampling_defaults() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
+        ("presence_penalty", 2.1),
+        ("presence_penalty", -2.1),
+        ("presence_penalty", math.nan),
+        ("presence_penalty", None),
+        ("frequency_penalty", 2.1),
+        ("frequency_penalty", -math.inf),
+        ("frequency_penalty", "1"),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", -1),
+        ("repetition_penalty", 1e-7),
+        ("repetition_penalty", 1e39),
+        ("repetition_penalty", math.inf),
+        ("repetition_penalty", math.nan),
+        ("logit_bias", {1: 101}),
+        ("logit_bias", {1: -100.5}),
+        ("logit_bias", {1: math.nan}),
+        ("logit_bias", {1: math.inf}),
+        ("logit_bias", {"1": 1}),
+        ("logit_bias", {1.5: 1}),
+        ("logit_bias", {True: 1}),
+        ("logit_bias", {1: "high"}),
+        ("logit_bias", [(1, 2)]),
+        ("logit_bias", ((1, 2, 3),)),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [1.0]),
+        ("allowed_token_ids", 5),
+        ("bad_words", "word"),
+        ("bad_words", [""]),
+        ("bad_words", ["x", " "]),
+        ("bad_words", [3]),
+        ("bad_token_ids", ["3"]),
+        ("logprobs", -1),
+        ("logprobs", True),
+        ("logprobs", 2.0),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", "all"),
         ("n", 0),
         ("n", -1),
         ("n", 1.0),
@@ -85,6 +123,14 @@ def test_bad_sampling_values_are_refused(option: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
+        ("presence_penalty", 2),
+        ("frequency_penalty", -2),
+        ("repetition_penalty", 1e-3),
+        ("repetition_penalty", 10),
+        ("allowed_token_ids", None),
+        ("logprobs", 0),
+        ("logprobs", 1000),
+        ("prompt_logprobs", 0),
         ("temperature", 0),
         ("temperature", 2),
         ("top_k", -1),
@@ -134,8 +180,46 @@ def test_sampling_params_are_frozen_values() -> None:
 
 
 def test_unknown_sampling_parameter() -> None:
-    with pytest.raises(TypeError, match="temprature"):
+    with pytest.raises(RequestError, match=r"temprature; did you mean temperature\?"):
         SamplingParams(temprature=0.5)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(RequestError, match=r"flavour; known options: n, temperature, .*prompt_logprobs"):
+        SamplingParams.from_options(flavour="sour")
+    with pytest.raises(RequestError, match="best_of is not supported"):
+        SamplingParams.from_options(best_of=3)
+    with pytest.raises(RequestError, match="by name"):
+        SamplingParams(0.5)  # pyright: ignore[reportCallIssue]
+    assert SamplingParams.from_options(temperature=0.5) == SamplingParams(temperature=0.5)
+
+
+def test_sampling_params_can_be_copied_and_sent() -> None:
+    params = SamplingParams(logit_bias={3: 1.5, 1: -2}, bad_words=["x"], allowed_token_ids=[4], logprobs=2, seed=3)
+    assert copy.deepcopy(params) == pickle.loads(pickle.dumps(params)) == dataclasses.replace(params) == params
+    assert hash(params) == hash(dataclasses.replace(params))
+    assert params.biases == ((1, -2), (3, 1.5))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": -0.1},
+        {"repetition_penalty": 0.9},
+        {"logit_bias": {1: 0}},
+        {"allowed_token_ids": [1]},
+        {"bad_words": ["x"]},
+        {"bad_token_ids": [1]},
+        {"logprobs": 0},
+    ],
+)
+def test_what_needs_more_of_the_sampler(options: dict) -> None:
+    params = SamplingParams(**options)
+    assert params.is_shaped
+    assert params.is_penalized == any("penalty" in name for name in options)
+
+
+def test_what_does_not() -> None:
+    neutral = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "logit_bias": {}}
+    assert not SamplingParams(**neutral, bad_words=[], bad_token_ids=[], prompt_logprobs=3, top_k=4, seed=1).is_shaped
 
 
 # ------------------------------------------------------------------------------------------------ EngineConfig
@@ -159,6 +243,9 @@ def test_unknown_sampling_parameter() -> None:
         ("max_num_seqs", 0),
         ("max_num_seqs", 8.0),
         ("max_num_batched_tokens", -1),
+        ("max_logprobs", -1),
+        ("max_logprobs", None),
+        ("logprobs_mode", "raw_logits"),
         ("token_bucket_gap", -16),
         ("token_bucket_gap", None),
         ("num_scheduler_steps", 0),

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from noria.config import EngineConfig, SamplingParams
     from noria.engine.async_llm import AsyncLLM
     from noria.engine.llm import LLM
+    from noria.engine.logprobs import Logprob
     from noria.engine.outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineConfig", "Logprob", "RequestOutput", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,6 +26,7 @@ def __getattr__(name: str) -> Any:
         "AsyncLLM": "engine.async_llm",
         "SamplingParams": "config",
         "EngineConfig": "config",
+        "Logprob": "engine.logprobs",
         "RequestOutput": "engine.outputs",
         "CompletionOutput": "engine.outputs",
     }.get(name)

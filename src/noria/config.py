@@ -11,14 +11,16 @@ import math
 import os
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from noria.errors import ConfigError, RequestError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8"]
+TokenIds = list[int] | tuple[int, ...] | None
 MAX_SCHEDULER_STEPS = 128  # a longer burst gains nothing and keeps everybody waiting
 
 
@@ -26,8 +28,9 @@ MAX_SCHEDULER_STEPS = 128  # a longer burst gains nothing and keeps everybody wa
 class SamplingParams:
     """How one request is sampled and when it ends. Names and meanings are vLLM's.
 
-    Filters apply in the order temperature, top-k, top-p, min-p; tokens that tie with the last one kept are kept too.
-    Raises RequestError when a value is out of range or of the wrong type.
+    Logits go through, in this order: what is not allowed, bad words and (before min_tokens) stop tokens, logit_bias,
+    penalties (repetition, frequency, presence), temperature, top-k, top-p, min-p; tokens that tie with the last one
+    kept are kept too. Raises RequestError when a name is unknown, or a value out of range or of the wrong type.
     """
 
     n: int = 1  # sequences to generate from the prompt
@@ -43,14 +46,46 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens that were generated before; -2 to 2
+    frequency_penalty: float = 0.0  # the same, once for each time they were; -2 to 2
+    repetition_penalty: float = 1.0  # above 1: makes tokens of prompt and output less likely
+    logit_bias: dict[int, float] | tuple[tuple[int, float], ...] | None = None  # token id -> -100 to 100, added to it
+    allowed_token_ids: TokenIds = None  # no other token is sampled
+    bad_words: list[str] | tuple[str, ...] | None = None  # texts that are not generated, as the tokenizer writes them
+    bad_token_ids: TokenIds = None  # tokens that are not sampled
+    logprobs: int | None = None  # log-probabilities of each token and of so many of the likeliest
+    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
+
+    def __new__(cls, *positional: Any, **options: Any) -> Self:
+        """The generated __init__ would answer a wrong name with a TypeError about itself."""
+        if positional:
+            raise RequestError("sampling parameters are given by name, as in SamplingParams(temperature=0.8)")
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in options:
+            if name in _UNSUPPORTED:
+                raise RequestError(f"{name} is not supported; leave it out")
+            if name not in known:
+                raise RequestError(f"unknown sampling parameter {name}; {_hint(name, known)}")
+        return object.__new__(cls)
+
+    @classmethod
+    def from_options(cls, **options: Any) -> SamplingParams:
+        """The constructor by the name that EngineConfig's has, for options of which not all need be known."""
+        return cls(**options)
 
     def __post_init__(self) -> None:
         for field, kind in _hints(SamplingParams).items():
             if not _is_a(getattr(self, field), kind):
                 raise RequestError(f"{field} must be {_describe(kind)}, not {getattr(self, field)!r}")
         object.__setattr__(self, "stop", _as_tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        for field in ("stop_token_ids", "bad_words", "bad_token_ids"):
+            object.__setattr__(self, field, tuple(getattr(self, field) or ()))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        bias = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias or ()
+        object.__setattr__(self, "logit_bias", tuple(sorted(dict(bias).items())))
         self._check_ranges()
+        self._check_shaping()
 
     def _check_ranges(self) -> None:
         checks = (
@@ -80,6 +115,42 @@ class SamplingParams:
         for good, message in checks:
             if not good:
                 raise RequestError(message)
+
+    def _check_shaping(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise RequestError(f"{name} must be in [-2, 2], not {getattr(self, name)}")
+        if not 1e-6 <= self.repetition_penalty <= 1e6:  # beyond that, logits stop being numbers
+            raise RequestError(f"repetition_penalty must be in [1e-6, 1e6], not {self.repetition_penalty}")
+        for token_id, bias in self.biases:
+            if not -100 <= bias <= 100:
+                raise RequestError(f"logit_bias: the bias of token {token_id} must be in [-100, 100], not {bias}")
+        if self.allowed_token_ids == ():
+            raise RequestError("allowed_token_ids must hold at least one token id, or be None for all of them")
+        if not all(word.strip() for word in self.bad_words or ()):
+            raise RequestError("bad_words must not contain an empty string")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise RequestError(
+                    f"{name} must be 0 to the engine's max_logprobs, or None for none, not {value}; "
+                    "to get more of them raise max_logprobs"
+                )
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """logit_bias as pairs of token id and bias."""
+        return typing.cast("tuple[tuple[int, float], ...]", self.logit_bias)
+
+    @property
+    def is_penalized(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether the sampler has to do more than choose: change logits by token, or report log-probabilities."""
+        changes = self.logit_bias or self.bad_words or self.bad_token_ids or self.allowed_token_ids is not None
+        return bool(self.is_penalized or changes or self.logprobs is not None)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -127,6 +198,9 @@ class EngineConfig:
     num_scheduler_steps: int = 1  # most forward passes of a step in which everybody decodes: one loop on the device
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"  # priority: the lower value of a request comes first
 
+    max_logprobs: int = 20  # most log-probabilities per token that a request may ask for
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"  # processed: what was sampled from
+
     attention_backend: Literal["auto", "reference", "xla", "native"] = "auto"  # auto as for linear_backend
     linear_backend: Literal["auto", "reference", "xla", "native"] = "auto"  # auto: native on a CPU where it was built
     quantization: Literal["auto", "none", "int8"] = "auto"  # auto: GGUF blocks stay packed; int8: one scale per output
@@ -152,6 +226,8 @@ class EngineConfig:
                 f"num_scheduler_steps must be 1 to {MAX_SCHEDULER_STEPS}, not {self.num_scheduler_steps}; "
                 "1 runs the steps one by one"
             )
+        if self.max_logprobs < 0:
+            raise ConfigError(f"max_logprobs must be at least 0, not {self.max_logprobs}; name the most you need")
         if self.token_bucket_gap < 0:
             raise ConfigError(f"token_bucket_gap must be at least 0, not {self.token_bucket_gap}")
         if any(size < 2 for size in self.extra_token_buckets):
@@ -165,9 +241,7 @@ class EngineConfig:
         known = [f.name for f in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
-                raise ConfigError(f"unknown option {name}; {hint}")
+                raise ConfigError(f"unknown option {name}; {_hint(name, known)}")
         return cls(**options)
 
     def resolve(self, limits: ModelLimits, platform: str) -> ResolvedConfig:
@@ -197,6 +271,7 @@ class EngineConfig:
             "max_model_len": max_model_len,
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": min(budget, max_num_seqs * max_model_len),
+            "max_logprobs": min(self.max_logprobs, limits.vocab_size),
             "compile_threads": self.compile_threads or min(8, os.cpu_count() or 1),
             "compile_cache_dir": str(cache_home() / "programs")
             if self.compile_cache_dir is None
@@ -223,6 +298,21 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noria"
 
 
+# Parameters of vLLM and OpenAI that have no meaning here.
+_UNSUPPORTED = frozenset(
+    {
+        "best_of", "use_beam_search", "length_penalty", "early_stopping", "logits_processors", "guided_decoding",
+        "structured_outputs", "truncate_prompt_tokens", "detokenize", "spaces_between_special_tokens", "flat_logprobs",
+        "output_kind", "extra_args",
+    }
+)  # fmt: skip
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
+
+
 def _as_tuple(stop: str | list[str] | tuple[str, ...] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
@@ -238,6 +328,12 @@ def _is_a(value: Any, kind: Any) -> bool:
         return any(_is_a(value, arg) for arg in args)
     if origin is Literal:
         return value in args
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            _is_a(item, kind) for pair in value.items() for item, kind in zip(pair, args)
+        )
+    if origin is tuple and args[-1] is not ...:
+        return isinstance(value, tuple) and len(value) == len(args) and all(map(_is_a, value, args))
     if origin in (list, tuple):
         return isinstance(value, origin) and all(_is_a(item, args[0]) for item in value)
     if kind is float:
@@ -253,6 +349,10 @@ def _describe(kind: Any) -> str:
         return " or ".join(_describe(arg) for arg in args)
     if origin is Literal:
         return "one of " + ", ".join(map(str, args))
+    if origin is dict:
+        return f"a dictionary from {_describe(args[0])} to {_describe(args[1])}"
+    if origin is tuple and args[-1] is not ...:
+        return "a pair of " + " and ".join(map(_describe, args))
     if origin in (list, tuple):
         return f"a {origin.__name__} of {_describe(args[0])}"
     return {int: "an integer", float: "a number", str: "a string", bool: "true or false", type(None): "None"}.get(

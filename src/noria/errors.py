@@ -23,3 +23,15 @@ class CompileError(NoriaError):
 
 class EngineDeadError(NoriaError):
     """The engine loop ended with an error; no request can be served."""
+
+
+class UnavailableError(NoriaError):
+    """The engine cannot take a request now, but may a little later."""
+
+
+class QueueFullError(UnavailableError):
+    """As many requests wait as may."""
+
+
+class RequestTimeoutError(NoriaError):
+    """A request took longer than it was given; it was aborted."""

@@ -36,8 +36,9 @@ Noria = Callable[..., Outcome]
         (["run", "-p", "x"], "MODEL is missing"),
         (["run", "m", "-p", "x", "extra"], "unexpected argument 'extra'"),
         (["pull"], "NAME is missing"),
+        (["run", "m", "-p", "x", "--logit-bias", "3"], "--logit-bias must be a token id and a number, as in 17=-2.5"),
         (["rnu"], "unknown command rnu; did you mean run?"),
-        (["serve-everything"], "unknown command serve-everything; commands: run, chat, compile, bench, pull, env"),
+        (["everything"], "unknown command everything; commands: run, chat, serve, compile, bench, pull, env"),
     ],
 )
 def test_a_wrong_command_line(noria: Noria, args: list[str], message: str) -> None:
@@ -54,6 +55,9 @@ def test_a_wrong_command_line(noria: Noria, args: list[str], message: str) -> No
         (["--top-p", "0"], "top_p must be in (0, 1]"),
         (["--min-tokens", "200"], "min_tokens (200) must not exceed max_tokens (128)"),
         (["--stop", ""], "stop must not contain an empty string"),
+        (["--presence-penalty", "3"], "presence_penalty must be in [-2, 2]"),
+        (["--logit-bias", "3=101"], "logit_bias: the bias of token 3 must be in [-100, 100]"),
+        (["--max-logprobs=-1"], "max_logprobs must be at least 0"),
         (["--max-model-len", "0"], "max_model_len must be at least 1"),
         (["--memory-utilization", "1.5"], "memory_utilization must be in (0, 1]"),
     ],

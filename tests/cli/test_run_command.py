@@ -109,3 +109,33 @@ def test_several_sequences_and_stop_conditions(
     assert stopped["choices"][2]["text"] == texts[2].split(later)[0]
     assert stopped["choices"][2]["stop_reason"] == later
     assert {stopped["choices"][i]["finish_reason"] for i in (1, 2)} == {"stop"}
+
+
+def test_log_probabilities_are_printed_when_asked_for(
+    run_json: Callable[..., dict[str, Any]], plain_model: str
+) -> None:
+    args = (plain_model, "-p", PROMPT, "--max-tokens", "5", "--ignore-eos")
+    answer = run_json(*args, "--logprobs", "2", "--prompt-logprobs", "0")
+    assert len(answer["logprobs"]) == 5
+    for token_id, figures in zip(answer["token_ids"], answer["logprobs"]):
+        assert figures[str(token_id)]["rank"] == 1
+        assert figures[str(token_id)]["decoded_token"] == decode([token_id])
+        assert len(figures) == 2
+    own = [figures[str(i)]["logprob"] for i, figures in zip(answer["token_ids"], answer["logprobs"])]
+    assert answer["cumulative_logprob"] == pytest.approx(sum(own))
+    assert answer["prompt_logprobs"][0] is None
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    several = run_json(*args, "--n", "2", "--logprobs", "0")
+    assert [len(choice["logprobs"]) for choice in several["choices"]] == [5, 5]
+    assert "prompt_logprobs" not in several
+
+
+def test_biases_and_bans(run_json: Callable[..., dict[str, Any]], plain_model: str) -> None:
+    args = (plain_model, "-p", PROMPT, "--max-tokens", "5", "--ignore-eos")
+    assert run_json(*args, "--logit-bias", "9=100", "--logit-bias", "10=-1")["token_ids"] == [9] * 5
+    assert (
+        run_json(*args, "--allowed-token-ids", "9", "--allowed-token-ids", "8", "--bad-token-ids", "8")["token_ids"]
+        == [9] * 5
+    )
+    plain = run_json(*args)["token_ids"]
+    assert run_json(*args, "--presence-penalty", "2", "--repetition-penalty", "5")["token_ids"] != plain

@@ -68,5 +68,36 @@ def _params(rng: random.Random) -> SamplingParams:
     )
 
 
+def with_penalties(job: Job) -> Job:
+    """Two of three jobs: penalties, biases and bans of all kinds."""
+    rng = random.Random(f"penalties {job.prompt}")
+    tokens = lambda count: rng.sample(range(3, VOCAB_SIZE), count)
+    options = {
+        "presence_penalty": rng.choice([0.0, 0.0, 0.7, -0.4]),
+        "frequency_penalty": rng.choice([0.0, 0.0, 0.3, 1.1]),
+        "repetition_penalty": rng.choice([1.0, 1.0, 1.2, 0.9]),
+        "logit_bias": {token: rng.uniform(-4, 4) for token in tokens(rng.choice([0, 0, 8]))},
+        "bad_token_ids": tokens(rng.choice([0, 0, 5])),
+        "bad_words": _bad_words(rng) if rng.random() < 0.3 else [],
+        "allowed_token_ids": tokens(80) if rng.random() < 0.2 else None,
+    }
+    return job.with_params(**options) if rng.random() < 0.67 else job
+
+
+def _bad_words(rng: random.Random) -> list[str]:
+    """For the tokenizer of `combo_life`. So many that some are begun."""
+    return [" ".join(map(str, rng.choices(range(3, VOCAB_SIZE), k=rng.choice([1, 2, 2, 3])))) for _ in range(60)]
+
+
+def with_logprobs(job: Job) -> Job:
+    """Half of the jobs, some of them for the prompt, too."""
+    rng = random.Random(f"logprobs {job.prompt}")
+    if rng.random() < 0.5:
+        return job
+    return job.with_params(
+        logprobs=rng.choice([None, 0, 1, 5, 20]), prompt_logprobs=rng.choice([None, None, None, 0, 3])
+    )
+
+
 def _salt(rng: random.Random) -> str | None:
     return rng.choice([None, None, None, "a"])

@@ -24,6 +24,7 @@ from noria.engine.startup import start
 from noria.runner import runner as runner_module
 from noria.step.decode import NOT_SAMPLED, DecodeProgram
 from noria.step.programs import StepPrograms
+from noria.text.tokenizer import Tokenizer, Vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,15 @@ class Answer:
     states: tuple[int, ...]  # of each token a checksum of the hidden state it was sampled from, to the last bit
     finish_reason: FinishReason | None
     stop_reason: int | str | None
+    logprobs: tuple[Any, ...] = ()
+    prompt_logprobs: tuple[Any, ...] = ()
+
+    def begun(self, count: int, prompt: tuple[Any, ...]) -> Answer:
+        """What is right of it for a request that was given up after `count` tokens and some of `prompt`."""
+        own = self.prompt_logprobs
+        known = tuple(None if got is None else mine for got, mine in zip(prompt, own, strict=True))
+        first = lambda values: values[:count]
+        return Answer(first(self.token_ids), first(self.states), FinishReason.ABORT, None, first(self.logprobs), known)
 
 
 @jax.jit
@@ -76,6 +86,11 @@ class InFlight:
         return sampled
 
 
+def _numbers(text: str) -> list[int]:
+    """Token ids from their numbers."""
+    return [int(word) for word in text.split()]
+
+
 class Rig:
     """An engine at the level of its core: token ids, steps, and nothing that hides when what happens."""
 
@@ -89,7 +104,7 @@ class Rig:
         self.runner = engine.core.runner
         self.core.runner = InFlight(self.runner, self._meanwhile)  # pyright: ignore[reportAttributeAccessIssue]
         self.admission = Admission(
-            engine.tokenizer,
+            Tokenizer(Vocabulary(encode_text=_numbers, pieces=(b"",) * engine.vocab_size, special_ids=frozenset())),
             vocab_size=engine.vocab_size,
             max_model_len=MAX_MODEL_LEN,
             eos_token_ids=engine.eos_token_ids,
@@ -117,7 +132,8 @@ class Rig:
         token_ids = tuple(request.output_token_ids)
         # One that was given up during a step has a state whose token it never got.
         states = tuple(self._states[request][: len(token_ids)])
-        return Answer(token_ids, states, request.finish_reason, request.stop_reason)
+        figures = tuple(request.logprobs), tuple(request.prompt_logprobs)
+        return Answer(token_ids, states, request.finish_reason, request.stop_reason, *figures)
 
     def alone(self, job: Job) -> list[Answer]:
         """The answers of a job that has the engine to itself, one sequence after the other."""
@@ -189,6 +205,11 @@ class Life:
                 if not all(request.is_finished for request in requests)
             }
         for _, requests in self.done:
+            self.seen["shaped"] += sum(request.is_shaped for request in requests)
+            self.seen["logprobs"] += sum(bool(request.logprobs) for request in requests)
+            self.seen["prompt logprobs"] += sum(
+                bool(request.prompt_logprobs) and not request.needs_prompt_logprobs for request in requests
+            )
             self.seen["preempted"] += sum(request.num_preemptions for request in requests)
             self.seen["cached tokens"] += sum(request.num_cached_tokens for request in requests)
         self.seen["bursts"] = self.rig.num_bursts

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from combo_jobs import MAX_MODEL_LEN, Job
+from combo_jobs import MAX_MODEL_LEN, Job, with_logprobs, with_penalties
 from combo_models import WINDOWS
 
 from noria.cache.layout import blocks_for_request, plan_layout
@@ -26,6 +26,7 @@ class Setting:
     spare_blocks: int | None = None  # of the pool, beyond the longest request
     must_see: tuple[str, ...] = ()  # what has to happen in a life, lest the setting be tested in vain
     must_not_see: tuple[str, ...] = ()
+    makes_rare: tuple[str, ...] = ()  # what need not happen for others' sake
     quick: bool = False  # part of the default tests
 
 
@@ -94,6 +95,25 @@ AXES: dict[str, tuple[Setting, ...]] = {
         Setting("greedy", tweak=lambda job: job.with_params(temperature=0.0, seed=None)),
         Setting("n3", tweak=lambda job: job.with_params(n=3)),
     ),
+    # Bursts are for steps in which nobody is shaped.
+    "shaping": (
+        Setting("unshaped", must_not_see=("shaped",), quick=True),
+        Setting("penalties", tweak=with_penalties, must_see=("shaped",), makes_rare=("bursts",), quick=True),
+        Setting(
+            "logprobs",
+            tweak=with_logprobs,
+            must_see=("logprobs", "prompt logprobs"),
+            makes_rare=("bursts",),
+            quick=True,
+        ),
+        Setting(
+            "processed",
+            numerics={"logprobs_mode": "processed_logprobs"},
+            tweak=lambda job: with_logprobs(with_penalties(job)),
+            must_see=("shaped", "logprobs", "prompt logprobs"),
+            makes_rare=("bursts",),
+        ),
+    ),
 }
 
 
@@ -120,6 +140,11 @@ class Combo:
         longest = longest_request(self.model, options["block_size"], options["max_num_batched_tokens"])
         options["num_blocks_override"] = longest + 1 + spare
         return options | self.numerics
+
+    @property
+    def must_see(self) -> set[str]:
+        rare = {name for setting in self.settings for name in setting.makes_rare}
+        return {name for setting in self.settings for name in setting.must_see} - rare
 
     def tweak(self, job: Job) -> Job:
         for setting in self.settings:

@@ -24,6 +24,8 @@ from noria.runner.capture import CaptureReport, Programs
 from noria.runner.runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+# Forward, sampler, and for shaped requests: sampler, tables, their edits; for prompts: rows of hidden states, scores.
+PROGRAMS = 7
 BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": ({"max_modellen": 32}, "unknown option max_modellen; did you mean max_model_len"),
     "type": ({"max_model_len": "32"}, "max_model_len must be an integer"),
@@ -136,7 +138,7 @@ def test_memory_plan(shared_llm: LLM):
     cache = shared_llm._front.engine.core.runner._cache
     assert plan.cache == sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
     assert plan.max_concurrency == 8.0
-    assert report.programs == 2
+    assert report.programs == PROGRAMS
     assert "65 blocks, 8.0 requests of max_model_len" in str(report)
 
 
@@ -164,17 +166,17 @@ def test_second_start_compiles_nothing(options: dict, tmp_path: Path):
     fresh = options | {"compile_cache_dir": str(tmp_path / "programs")}
     with LLM(**fresh) as llm:
         report = llm.stats.startup
-        assert report.compiled == report.programs == 2
+        assert report.compiled == report.programs == PROGRAMS
         [answer] = llm.generate("the", GREEDY)
     command = [sys.executable, "-c", _START, json.dumps(fresh)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert json.loads(done.stdout) == [2, 0, 0, answer.outputs[0].token_ids]
+    assert json.loads(done.stdout) == [PROGRAMS, 0, 0, answer.outputs[0].token_ids]
 
 
 def test_without_a_compile_cache(options: dict):
     with LLM(**options | {"compile_cache_dir": ""}) as llm:
         report = llm.stats.startup
-        assert report.compiled == report.programs == 2
+        assert report.compiled == report.programs == PROGRAMS
 
 
 @pytest.fixture
@@ -205,7 +207,7 @@ def test_guard_counts_and_names_what_compiled(
     expected = shared_llm.generate("the", GREEDY)[0].outputs[0].token_ids
     request.getfixturevalue("forgetful")
     with LLM(**options | {"strict_compile": False}) as llm:
-        assert llm.stats.startup.programs == 0
+        assert llm.stats.startup.programs == PROGRAMS - 2
         with caplog.at_level(logging.WARNING):
             assert llm.generate("the", GREEDY)[0].outputs[0].token_ids == expected
         assert llm.stats.compiles_after_warmup == 2
@@ -238,7 +240,7 @@ def test_programs_compiled_ahead_are_those_of_a_start(options: dict, tmp_path: P
     fresh = options | {"compile_cache_dir": str(tmp_path / "programs"), "num_blocks_override": None}
     fresh |= {"kv_cache_memory_bytes": 1 << 20, "load_format": load_format, "linear_backend": backend}
     report = compile_programs(EngineConfig.from_options(**fresh))
-    assert report.compiled == report.programs == 2
+    assert report.compiled == report.programs == PROGRAMS
     assert compile_programs(EngineConfig.from_options(**fresh)).compiled == 0
     with LLM(**fresh) as llm:
         assert llm.stats.startup.compiled == 0

@@ -56,7 +56,10 @@ def programs_of(step: StepInputs) -> list[tuple[tuple[str, int], tuple[np.ndarra
     """The programs that a step needs, and the buffers that they see."""
     if step.is_burst:
         return [(("decode", step.num_rows), (step.forward, step.sample))]
-    return [(("forward", step.num_tokens), (step.forward,)), (("sample", step.num_rows), (step.sample,))]
+    forward = (("forward", step.num_tokens), (step.forward,))
+    if step.shaping is not None:
+        return [forward, (("sample shaped", step.num_rows), (step.sample, step.shaping))]
+    return [forward, (("sample", step.num_rows), (step.sample,))]
 
 
 def sizes_of(num_groups: int = 1, **options) -> Sizes:
@@ -104,19 +107,20 @@ def test_every_bucket_is_captured(options: dict, tokens: list[int], requests: li
     sizes = sizes_of(**options)
     assert list(sizes.buckets.tokens) == tokens
     assert list(sizes.buckets.requests) == requests
-    expected = {("forward", size) for size in tokens} | {("sample", size) for size in requests}
+    expected = {("forward", size) for size in tokens}
+    expected |= {(name, size) for name in ("sample", "sample shaped") for size in requests}
     assert sizes.captured().keys() == expected
     bursts = sizes_of(**options, num_scheduler_steps=2)
     assert bursts.captured().keys() == expected | {("decode", size) for size in requests}
 
 
 def test_a_program_is_captured_once() -> None:
-    """One step for each token bucket and one for each request bucket; the sampler steps share the forward programs."""
+    """One step for each token bucket and two for each request bucket, which share the forward programs."""
     sizes = sizes_of(max_model_len=64, max_num_seqs=20, max_num_batched_tokens=100)
     steps = sizes.made_up()
     assert [step.num_tokens for step in steps[:4]] == [16, 32, 64, 128]
-    assert [step.num_rows for step in steps[4:]] == [8, 16, 20]
-    assert len(steps) == 7
+    assert [step.num_rows for step in steps[4:]] == [8, 8, 16, 16, 20, 20]
+    assert [step.shaping is not None for step in steps[4:]] == [False, True] * 3
 
 
 @given(random_sizes())
@@ -145,7 +149,12 @@ def test_no_step_within_the_budget_misses(sizes: Sizes, data: st.DataObject) -> 
     batch = PersistentBatch(sizes.shape, config.max_model_len)
     params = data.draw(
         st.sampled_from(
-            [SamplingParams(temperature=0), SamplingParams(top_p=0.5, seed=1), SamplingParams(min_tokens=1, top_k=3)]
+            [
+                SamplingParams(temperature=0),
+                SamplingParams(top_p=0.5, seed=1),
+                SamplingParams(min_tokens=1, top_k=3),
+                SamplingParams(logprobs=3, presence_penalty=1.0, logit_bias={3: 1.0}),
+            ]
         )
     )
     requests = []

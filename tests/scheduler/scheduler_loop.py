@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from fake_runner import FakeRunner
 
@@ -53,11 +54,13 @@ class Loop:
         max_tokens: int | None = 4,
         priority: int = 0,
         stops: Collection[int] = (),
+        **options: Any,
     ) -> Request:
+        """options: of SamplingParams."""
         request = Request(
             name,
             list(prompt),
-            SamplingParams(max_tokens=max_tokens),
+            SamplingParams(max_tokens=max_tokens, **options),
             key=0,
             stop_token_ids=frozenset(stops),
             priority=priority,

@@ -231,3 +231,22 @@ def test_numbers_gone_wrong_end_it() -> None:
     assert tokens == [5]
     assert request.finish_reason is FinishReason.ERROR
     assert loop.cache.stats.num_cached == 0  # who knows what its blocks hold
+
+
+def test_no_burst_while_one_that_is_shaped_runs() -> None:
+    loop = Loop(num_scheduler_steps=4)
+    loop.add("plain", [1, 2], max_tokens=12)
+    shaped = loop.add("shaped", [3], max_tokens=3, presence_penalty=1.0)
+    assert shaped.is_shaped
+    steps = [burst_of(schedule) for schedule in loop.finish()]
+    assert steps[:3] == [(1, {"plain": 2, "shaped": 1}), (1, {"plain": 1, "shaped": 1}), (1, {"plain": 1, "shaped": 1})]
+    assert steps[3] == (4, {"plain": 4})
+
+
+def test_log_probabilities_of_a_prompt_do_not_hold_up_bursts() -> None:
+    loop = Loop(num_scheduler_steps=4)
+    loop.add("a", [1, 2], max_tokens=9, prompt_logprobs=0)
+    schedule, result = loop.scheduler.schedule(), {"a": (1, [((2, -0.5, 1),)])}
+    sampled = loop.runner.step(schedule).sampled_token_ids
+    loop.scheduler.update(schedule, StepResult(sampled, prompt_logprobs=result))
+    assert burst_of(loop.step()) == (4, {"a": 4})

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from noria.step.sample import _order_free_sum
+from noria.step.sample import order_free_sum
 
-total = jax.jit(lambda weights, kept: _order_free_sum(weights)(kept))
+total = jax.jit(lambda weights, kept: order_free_sum(weights)(kept))
 
 
 @pytest.mark.parametrize("vocab", [192, 1600, 50_000])

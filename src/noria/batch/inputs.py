@@ -1,4 +1,4 @@
-"""What one step uploads: two packed int32 buffers, and how both sides find their fields in them.
+"""What one step uploads: packed int32 buffers, two in most steps, and how both sides find their fields in them.
 
 One transfer instead of a dozen: each costs a fixed latency that a decode step cannot hide. Floats and 64-bit keys
 travel as their bits.
@@ -7,8 +7,10 @@ travel as their bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
@@ -83,8 +85,33 @@ class ForwardInputs:
         return (buffer_size - fixed) // (_size(cls.shapes(shape, 1)) - fixed)
 
 
+class _Rows:
+    """What the buffers with one entry per row of a head pass have in common. Subclasses are dataclasses of arrays."""
+
+    __slots__ = ()
+    FLOATS: ClassVar[tuple[str, ...]] = ()  # fields that are float32
+    INNER: ClassVar[Mapping[str, tuple[int, ...]]] = MappingProxyType({})  # shapes of fields that are not [rows]
+
+    @classmethod
+    def shapes(cls, rows: int) -> Shapes:
+        return tuple((f.name, (rows, *cls.INNER.get(f.name, ()))) for f in fields(cast("Any", cls)))
+
+    @classmethod
+    def allocate(cls, rows: int) -> tuple[np.ndarray, Self]:
+        """A buffer of zeros and the inputs as views into it; float fields are float32 views."""
+        buffer = np.zeros(_size(cls.shapes(rows)), np.int32)
+        return buffer, cls.unpack(buffer, lambda bits: bits.view(np.float32))
+
+    @classmethod
+    def unpack(cls, buffer: Any, to_float: Any) -> Self:
+        """to_float: int32 bits -> float32, on whatever side the buffer is."""
+        rows = buffer.shape[0] // _size(cls.shapes(1))
+        views = _views(buffer, cls.shapes(rows))
+        return cls(**views | {name: to_float(views[name]) for name in cls.FLOATS})
+
+
 @dataclass(frozen=True, slots=True)
-class SampleInputs:
+class SampleInputs(_Rows):
     """Sampling parameters of the rows of one head pass, each [rows] and 32 bits wide. Padding rows are greedy."""
 
     temperature: Any  # float32; 0 is greedy
@@ -101,21 +128,27 @@ class SampleInputs:
 
     FLOATS: ClassVar[tuple[str, ...]] = ("temperature", "top_p", "min_p")
     MAX_STOPS: ClassVar[int] = 16
+    INNER: ClassVar[Mapping[str, tuple[int, ...]]] = MappingProxyType({"stops": (MAX_STOPS,)})
 
-    @classmethod
-    def shapes(cls, rows: int) -> Shapes:
-        return tuple((f.name, (rows, cls.MAX_STOPS) if f.name == "stops" else (rows,)) for f in fields(cls))
 
-    @classmethod
-    def allocate(cls, rows: int) -> tuple[np.ndarray, SampleInputs]:
-        """A buffer of zeros and the inputs as views into it; float fields are float32 views."""
-        buffer = np.zeros(_size(cls.shapes(rows)), np.int32)
-        views = _views(buffer, cls.shapes(rows))
-        return buffer, cls(**views | {name: views[name].view(np.float32) for name in cls.FLOATS})
+@dataclass(frozen=True, slots=True)
+class ShapingInputs(_Rows):
+    """What the rows of one head pass ask of the sampler beyond SampleInputs. Padding rows ask for nothing."""
 
-    @classmethod
-    def unpack(cls, buffer: Any, to_float: Any) -> SampleInputs:
-        """to_float: int32 bits -> float32, on whatever side the buffer is."""
-        rows = buffer.shape[0] // _size(cls.shapes(1))
-        views = _views(buffer, cls.shapes(rows))
-        return cls(**views | {name: to_float(views[name]) for name in cls.FLOATS})
+    table_row: Any  # int32: the row's place in the tables, see step/shape.py
+    counts: Any  # int32: 1 where the token that is sampled enters the counts
+    has_bias: Any  # int32: 1 where the row's biases count
+    presence: Any  # float32; 0 for none
+    frequency: Any  # float32; 0 for none
+    repetition: Any  # float32; 1 for none
+    scores: Any  # int32: 1 where log-probabilities are asked for
+    newest: Any  # int32: place of the newest token among those the step before sampled; -1 where `tail` has it
+    tail: Any  # int32 [rows, MAX_BAD_LENGTH - 1]: the last generated tokens, the newest last; -1 before the first
+    bad: Any  # int32 [rows, MAX_BAD, MAX_BAD_LENGTH]: sequences of tokens that must not be completed; -1 before them
+
+    FLOATS: ClassVar[tuple[str, ...]] = ("presence", "frequency", "repetition")
+    MAX_BAD: ClassVar[int] = 64
+    MAX_BAD_LENGTH: ClassVar[int] = 8
+    INNER: ClassVar[Mapping[str, tuple[int, ...]]] = MappingProxyType(
+        {"tail": (MAX_BAD_LENGTH - 1,), "bad": (MAX_BAD, MAX_BAD_LENGTH)}
+    )

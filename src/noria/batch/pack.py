@@ -7,9 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from noria.batch.buckets import Buckets, pick
-from noria.batch.inputs import ForwardInputs, SampleInputs
+from noria.batch.inputs import ForwardInputs, SampleInputs, ShapingInputs
 from noria.batch.persistent import PersistentBatch
 from noria.scheduler.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Tokens of prompts whose log-probabilities a step can compute: those behind tokens that it computes."""
+
+    sources: np.ndarray  # [m]: of each the place, in the step's tokens, of the one before it
+    token_ids: np.ndarray  # [m]
+    rows: tuple[tuple[int, int, int, int], ...]  # row of the step, place of its first in the prompt, count, top-N
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +37,9 @@ class StepInputs:
     samples: np.ndarray  # [n] bool: false where the prompt is still unfinished and the sampled token is dropped
     steps: np.ndarray  # [n]: forward passes that each row takes part in; 1 but in a burst
     is_burst: bool  # its token bucket is its request bucket
+    shaping: np.ndarray | None = None  # int32, see ShapingInputs; None where no row needs it
+    num_logprobs: np.ndarray | None = None  # [n]: how many are asked for; -1 for none. None where shaping is
+    prompt: PromptPart | None = None
 
 
 def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepInputs:
@@ -44,15 +60,23 @@ def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepIn
     num_tokens = num_rows if schedule.is_burst else pick(buckets.tokens, int(counts.sum()))
     forward = _pack_forward(batch, num_tokens, rows, counts, num_decodes)
     ends = batch.num_computed[rows] + counts
+    samples = ends >= batch.num_tokens[rows]
+    # The sampled token of an unfinished prompt is dropped, so it need not be the right one.
+    shaped = bool((batch.is_shaped[rows] & samples).any())
+    if shaped and schedule.is_burst:
+        raise ValueError("a burst has rows that are shaped: the scheduler must plan single steps for them")
     return StepInputs(
         forward=forward,
         sample=_pack_sample(batch, rows, ends, steps, num_rows),
         num_tokens=num_tokens,
         num_rows=num_rows,
         rows=rows,
-        samples=ends >= batch.num_tokens[rows],
+        samples=samples,
         steps=steps,
         is_burst=schedule.is_burst,
+        shaping=_pack_shaping(batch, rows, samples, num_rows) if shaped else None,
+        num_logprobs=batch.num_logprobs[rows] if shaped else None,
+        prompt=_prompt_part(batch, rows, counts) if (batch.num_prompt_logprobs[rows] >= 0).any() else None,
     )
 
 
@@ -92,3 +116,41 @@ def _pack_sample(
     inputs.position[:n] = ends
     inputs.num_steps[:n] = steps
     return buffer
+
+
+def _pack_shaping(batch: PersistentBatch, rows: np.ndarray, samples: np.ndarray, num_rows: int) -> np.ndarray:
+    n = len(rows)
+    buffer, inputs = ShapingInputs.allocate(num_rows)
+    inputs.repetition[:] = 1
+    inputs.newest[:] = -1
+    inputs.tail[:] = -1
+    inputs.bad[:] = -1
+    inputs.table_row[:n] = rows
+    shaped = batch.is_shaped[rows] & samples
+    inputs.counts[:n] = shaped & batch.is_penalized[rows]
+    inputs.has_bias[:n] = shaped & batch.has_bias[rows]
+    inputs.scores[:n] = shaped & (batch.num_logprobs[rows] >= 0)
+    shaped_rows = rows[shaped]
+    places = np.flatnonzero(shaped)
+    for name in ("presence", "frequency", "repetition", "bad"):
+        getattr(inputs, name)[places] = getattr(batch, name)[shaped_rows]
+    inputs.newest[places] = batch.pending[shaped_rows]
+    length = inputs.tail.shape[1]
+    positions = batch.num_tokens[shaped_rows][:, None] + np.arange(-length, 0)
+    tokens = batch.token_ids[shaped_rows[:, None], np.maximum(positions, 0)]
+    inputs.tail[places] = np.where(positions >= batch.num_prompt[shaped_rows][:, None], tokens, -1)
+    return buffer
+
+
+def _prompt_part(batch: PersistentBatch, rows: np.ndarray, counts: np.ndarray) -> PromptPart | None:
+    """None where all that is computed of the prompts is their last token."""
+    sources, token_ids, parts = [], [], []
+    starts = np.cumsum(counts) - counts
+    for index in np.flatnonzero(batch.num_prompt_logprobs[rows] >= 0):
+        row, first = rows[index], int(batch.num_computed[rows[index]]) + 1
+        count = min(first + int(counts[index]), int(batch.num_prompt[row])) - first
+        if count > 0:
+            sources.append(starts[index] + np.arange(count))
+            token_ids.append(batch.token_ids[row, first : first + count])
+            parts.append((int(index), first, count, int(batch.num_prompt_logprobs[row])))
+    return PromptPart(np.concatenate(sources), np.concatenate(token_ids), tuple(parts)) if parts else None

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from noria.batch.inputs import BatchShape, SampleInputs
+from noria.batch.edits import biases_of, row_edits
+from noria.batch.inputs import BatchShape, SampleInputs, ShapingInputs
 from noria.config import SamplingParams
 from noria.scheduler.schedule import CachedRequest, NewRequest, Schedule
+
+# Beyond these float32 does not hold the temperature or its reciprocal, and minus infinity times 0 would be no number.
+_TEMPERATURES = (1e-30, 1e30)
 
 
 @dataclass(slots=True)
@@ -20,6 +24,7 @@ class _Remembered:
     stop_token_ids: tuple[int, ...]  # that the device is told
     key: int
     num_prompt_tokens: int
+    bad_sequences: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,17 @@ class PersistentBatch:
         self.stops = np.zeros((rows, SampleInputs.MAX_STOPS), np.int32)
         self.num_stops = np.zeros(rows, np.int32)
         self.banned_until = np.zeros(rows, np.int32)  # number of tokens at which the ban ends
+        self.num_prompt = np.zeros(rows, np.int32)
+        self.is_shaped = np.zeros(rows, bool)  # see SamplingParams; what follows counts where it is true
+        self.is_penalized = np.zeros(rows, bool)
+        self.has_bias = np.zeros(rows, bool)
+        self.presence = np.zeros(rows, np.float32)
+        self.frequency = np.zeros(rows, np.float32)
+        self.repetition = np.ones(rows, np.float32)
+        self.bad = np.full((rows, ShapingInputs.MAX_BAD, ShapingInputs.MAX_BAD_LENGTH), -1, np.int32)
+        self.num_logprobs = np.full(rows, -1, np.int32)  # -1 for none
+        self.num_prompt_logprobs = np.full(rows, -1, np.int32)
+        self._edits: list[np.ndarray] = []  # of the device's tables, for rows that were occupied since they were taken
         # Where the row's newest token lies among the tokens of the step in flight; -1 when the host knows it.
         self.pending = np.full(rows, -1, np.int32)
         self.num_expectations = 0
@@ -88,6 +104,11 @@ class PersistentBatch:
         for cached in schedule.cached_requests:
             self._continue(cached)
 
+    def take_edits(self) -> list[np.ndarray]:
+        """What the next step must find in the device's tables and is not yet there, see edits.py."""
+        edits, self._edits = self._edits, []
+        return edits
+
     def expect(self, rows: np.ndarray, sources: np.ndarray, counts: np.ndarray) -> Expectation:
         """Makes room for tokens being sampled: row rows[i] gets counts[i] tokens from row sources[i] of the step just
         dispatched. Fewer may come to one that ends with them, and is not asked for any more."""
@@ -114,7 +135,9 @@ class PersistentBatch:
         if not new.sampling_params.min_tokens:
             # The device would only end a burst at them. Those that it does not know are found by the host afterwards.
             stops = stops[: SampleInputs.MAX_STOPS]
-        self._remembered[new.request_id] = _Remembered(new.sampling_params, stops, new.key, new.num_prompt_tokens)
+        self._remembered[new.request_id] = _Remembered(
+            new.sampling_params, stops, new.key, new.num_prompt_tokens, new.bad_sequences
+        )
 
     def _continue(self, cached: CachedRequest) -> None:
         if cached.resumed:
@@ -139,12 +162,33 @@ class PersistentBatch:
             self._extend_table(group, row, ids)
         kept = self._remembered[request_id]
         params = kept.sampling_params
-        self.temperature[row], self.top_p[row], self.min_p[row] = params.temperature, params.top_p, params.min_p
+        self.temperature[row] = np.clip(params.temperature, *_TEMPERATURES) if params.temperature else 0
+        self.top_p[row], self.min_p[row] = params.top_p, params.min_p
         self.top_k[row] = min(max(params.top_k, 0), 2**31 - 1)
         self.key[row] = np.array([kept.key & (2**64 - 1)], np.uint64).view(np.int32)
         self.num_stops[row] = len(kept.stop_token_ids)
         self.stops[row, : len(kept.stop_token_ids)] = kept.stop_token_ids
         self.banned_until[row] = kept.num_prompt_tokens + params.min_tokens
+        self.num_prompt[row] = kept.num_prompt_tokens
+        self.num_prompt_logprobs[row] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
+        self.num_logprobs[row] = -1 if params.logprobs is None else params.logprobs
+        self.is_shaped[row] = params.is_shaped
+        if params.is_shaped:
+            self._shape(row, kept, token_ids)
+
+    def _shape(self, row: int, kept: _Remembered, token_ids: list[int]) -> None:
+        params = kept.sampling_params
+        self.is_penalized[row] = params.is_penalized
+        self.presence[row], self.frequency[row] = params.presence_penalty, params.frequency_penalty
+        self.repetition[row] = params.repetition_penalty
+        self.bad[row] = -1
+        longer = [sequence for sequence in kept.bad_sequences if len(sequence) > 1]
+        for place, sequence in enumerate(longer):
+            self.bad[row, place, -len(sequence) :] = sequence
+        biases = biases_of(params, [sequence[0] for sequence in kept.bad_sequences if len(sequence) == 1])
+        self.has_bias[row] = bool(biases)
+        if biases or params.is_penalized:
+            self._edits += row_edits(row, params, biases, token_ids, kept.num_prompt_tokens)
 
     def _extend_table(self, group: int, row: int, ids: list[int]) -> None:
         start = self.num_blocks[group, row]

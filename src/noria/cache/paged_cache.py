@@ -89,9 +89,10 @@ class PagedCache:
     def lookup(self, request: Request) -> PrefixHit:
         """The longest prefix of the request that is in the cache. Takes nothing: the hit is good until the next change.
 
-        The last token is never part of it, because computing it is what yields the next token.
+        The last token is never part of it, because computing it is what yields the next token. A request that lacks
+        log-probabilities of its prompt finds nothing, because computing the prompt is what yields them.
         """
-        if not self.enable_prefix_caching:
+        if not self.enable_prefix_caching or request.needs_prompt_logprobs:
             return PrefixHit(0, self._nothing)
         hashes = extend_hashes(request, self.block_size)
         found = self._index.find(hashes[: (request.num_tokens - 1) // self.block_size])

@@ -32,11 +32,13 @@ def main(args: Sequence[str]) -> int:
             options.model_argument(),
             options.option("system", str | None, None, "instructions that come before the conversation"),
         ],
-        # Several answers at a time cannot be continued.
-        sampling=options.sampling_options(skip=("n",), max_tokens=1024, temperature=0.7, top_p=0.95),
+        # Several answers at a time cannot be continued, and figures would be in the way of the text.
+        sampling=options.sampling_options(
+            skip=("n", "logprobs", "prompt_logprobs"), max_tokens=1024, temperature=0.7, top_p=0.95
+        ),
         engine=options.engine_options(max_num_seqs=8),
     )
-    params = SamplingParams(**options.values_of(chosen.sampling))
+    params = options.sampling_params(chosen.sampling)
     config = EngineConfig(model=chosen.model, seed=params.seed, **options.values_of(chosen.engine))
     path = fetch(config.model, config.revision)
     # Loaded once more by the engine: a moment, while the start of a model that cannot chat may take a minute.

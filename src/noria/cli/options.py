@@ -23,7 +23,19 @@ from noria.cli.main import HelpShown, UsageError
 from noria.config import EngineConfig, SamplingParams
 
 # Repeated (--stop a --stop b), so that they never swallow the argument that follows.
-_REPEATED: Mapping[str, type] = MappingProxyType({"stop": str, "stop_token_ids": int, "extra_token_buckets": int})
+_REPEATED: Mapping[str, type] = MappingProxyType(
+    {
+        "stop": str,
+        "stop_token_ids": int,
+        "extra_token_buckets": int,
+        "logit_bias": str,
+        "allowed_token_ids": int,
+        "bad_words": str,
+        "bad_token_ids": int,
+        "api_key": str,
+        "served_model_name": str,
+    }
+)
 _NOT_OFFERED = (
     "model",  # the argument
     "skip_tokenizer_init",  # a command line speaks text
@@ -38,6 +50,10 @@ _HELP: Mapping[str, str] = MappingProxyType(
         "stop_token_ids": "end where this token appears",
         "ignore_eos": "go on after the end-of-sequence token",
         "include_stop_str_in_output": "keep the stop string or token in the text",
+        "logit_bias": "ID=BIAS, -100 to 100: added to the logit of that token",
+        "allowed_token_ids": "one more token that may be sampled; without any, all may",
+        "bad_words": "one more text that is not generated, as the tokenizer writes it",
+        "bad_token_ids": "one more token that is not sampled",
         "skip_special_tokens": "leave special tokens out of the text",
         "device": "where to run; auto: the best one that is here",
         "extra_token_buckets": "one more size to compile the step for",
@@ -75,6 +91,11 @@ def repeated(name: str, item: Any, text: str) -> Field:
 
 def model_argument() -> Field:
     return argument("model", "MODEL", "a folder, a .gguf file, a Hub id, or a name that noria pull knows")
+
+
+def options_of(source: type) -> type:
+    """All fields of a dataclass as options."""
+    return _options_of(source, (), {})
 
 
 def sampling_options(skip: Sequence[str] = (), **defaults: Any) -> type:
@@ -117,6 +138,22 @@ def parse(command: str, text: str, args: Sequence[str], fields: Sequence[Field],
 def values_of(group: Any) -> dict[str, Any]:
     """The options of a group by name, for the dataclass they came from."""
     return {field.name: getattr(group, field.name) for field in dataclasses.fields(group)}
+
+
+def sampling_params(group: Any) -> SamplingParams:
+    """What sampling_options made of a command line. Raises RequestError."""
+    values = values_of(group)
+    values["logit_bias"] = dict(map(_bias, values["logit_bias"]))
+    values["allowed_token_ids"] = values["allowed_token_ids"] or None
+    return SamplingParams(**values)
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise UsageError(f"--logit-bias must be a token id and a number, as in 17=-2.5, not {text!r}") from None
 
 
 def _options_of(source: type, skip: Sequence[str], defaults: Mapping[str, Any]) -> type:

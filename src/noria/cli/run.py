@@ -20,7 +20,8 @@ from noria.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from noria.engine.llm import LLM
-    from noria.engine.outputs import RequestOutput
+    from noria.engine.logprobs import TokenLogprobs
+    from noria.engine.outputs import CompletionOutput, RequestOutput
 
 _TEXT = """Answers one prompt: the text goes to stdout as it comes, everything else to stderr.
 
@@ -43,7 +44,7 @@ def main(args: Sequence[str]) -> int:
         sampling=options.sampling_options(max_tokens=128, temperature=0.0),
         engine=options.engine_options(max_num_seqs=8),
     )
-    params = SamplingParams(**options.values_of(chosen.sampling))
+    params = options.sampling_params(chosen.sampling)
     config = EngineConfig(model=chosen.model, seed=params.seed, **options.values_of(chosen.engine))
     prompt = _read_prompt(chosen.prompt)
     path = fetch(config.model, config.revision)
@@ -129,6 +130,7 @@ def _answer(llm: LLM, prompt: Any, params: SamplingParams, *, quiet: bool) -> Re
 
 
 def _json(result: RequestOutput) -> dict[str, Any]:
+    """Log-probabilities are there when they were asked for."""
     choices = [
         {
             "index": output.index,
@@ -137,10 +139,25 @@ def _json(result: RequestOutput) -> dict[str, Any]:
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
         }
+        | ({} if output.logprobs is None else _logprobs(output))
         for output in result.outputs
     ]
     first = {key: value for key, value in choices[0].items() if key != "index"}
-    return {**first, **({"choices": choices} if len(choices) > 1 else {}), "usage": result.usage}
+    answer = {**first, **({"choices": choices} if len(choices) > 1 else {}), "usage": result.usage}
+    if result.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = [_by_token(token) for token in result.prompt_logprobs]
+    return answer
+
+
+def _logprobs(output: CompletionOutput) -> dict[str, Any]:
+    tokens = [_by_token(token) for token in output.logprobs or ()]
+    return {"logprobs": tokens, "cumulative_logprob": output.cumulative_logprob}
+
+
+def _by_token(token: TokenLogprobs | None) -> dict[int, dict[str, Any]] | None:
+    if token is None:
+        return None
+    return {token_id: dataclasses.asdict(logprob) for token_id, logprob in token.items()}
 
 
 def _stats(llm: LLM, result: RequestOutput) -> dict[str, Any]:

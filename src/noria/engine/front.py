@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from noria.config import SamplingParams
 from noria.engine.admission import Admission, Prompt
+from noria.engine.logprobs import TokenLogprobs
 from noria.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, SequenceText
 from noria.engine.request import FinishReason, Request
 from noria.engine.startup import Engine
@@ -28,8 +29,10 @@ class RequestGroup:
     indices: dict[str, int]
     metrics: RequestMetrics
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # for the next output
 
     def output(self, outputs: list[CompletionOutput]) -> RequestOutput:
+        prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
@@ -38,6 +41,7 @@ class RequestGroup:
             finished=not self.sequences,
             num_cached_tokens=self.num_cached_tokens,
             metrics=self.metrics,
+            prompt_logprobs=prompt_logprobs,
         )
 
 
@@ -52,6 +56,7 @@ class EngineFront:
             max_model_len=engine.config.max_model_len,
             eos_token_ids=engine.eos_token_ids,
             seed=engine.config.seed,
+            max_logprobs=engine.config.max_logprobs,
         )
         self._serial = itertools.count()
         self._groups: dict[str, RequestGroup] = {}
@@ -134,12 +139,19 @@ class EngineFront:
         """The news of one sequence. A failure here is this request's own: it ends, the others go on."""
         if group.metrics.first_token_time is None:
             group.metrics.first_token_time = time.perf_counter()
+            group.metrics.scheduled_time = request.scheduled_time
             group.num_cached_tokens = request.num_cached_tokens
         output = CompletionOutput(group.indices[request.request_id])
         was_finished = request.is_finished
         before = request.num_output_tokens - len(token_ids)
+        text = group.sequences[request.request_id][1]
         try:
-            output.text = group.sequences[request.request_id][1].push(token_ids)
+            output.text = text.push(token_ids)
+            output.logprobs = text.logprobs.take(before, request.num_output_tokens)
+            if output.logprobs is not None:
+                output.cumulative_logprob = text.logprobs.cumulative
+            if (prompt_logprobs := text.logprobs.take_prompt()) is not None:
+                group.prompt_logprobs = prompt_logprobs
         except Exception:
             _log.exception("request %s failed while its text was made", request.request_id)
             request.finish(FinishReason.ERROR)

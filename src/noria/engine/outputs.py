@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from noria.engine.logprobs import SequenceLogprobs, TokenLogprobs
 from noria.engine.request import FinishReason, Request
 from noria.text.detokenizer import Detokenizer
 from noria.text.stop import StopStrings
@@ -19,6 +20,8 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None  # None while it runs
     stop_reason: int | str | None = None  # the stop token or stop string that ended it
+    logprobs: list[TokenLogprobs] | None = None  # one for each of token_ids; None when the request did not ask
+    cumulative_logprob: float | None = None  # of all tokens so far, also in a stream; None like logprobs
 
 
 @dataclass(slots=True)
@@ -26,6 +29,7 @@ class RequestMetrics:
     """Seconds of time.perf_counter()."""
 
     arrival_time: float
+    scheduled_time: float | None = None  # of its first sequence: it left the queue
     first_token_time: float | None = None
     finished_time: float | None = None
 
@@ -41,6 +45,8 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int  # of the prompt, found in the prefix cache
     metrics: RequestMetrics
+    # One for each token of the prompt, the first None; in a stream only of the output that brings them.
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def usage(self) -> dict[str, int]:
@@ -59,13 +65,17 @@ class RequestOutput:
         for new in part.outputs:
             old = known.get(new.index)
             if old is None:
-                self.outputs.append(CompletionOutput(new.index, new.text, list(new.token_ids)))
-                old = self.outputs[-1]
-            else:
-                old.text += new.text
-                old.token_ids += new.token_ids
+                self.outputs.append(old := CompletionOutput(new.index))
+            old.text += new.text
+            old.token_ids += new.token_ids
             old.finish_reason, old.stop_reason = new.finish_reason, new.stop_reason
+            if new.logprobs is not None:
+                old.logprobs = [] if old.logprobs is None else old.logprobs
+                old.logprobs += new.logprobs
+                old.cumulative_logprob = new.cumulative_logprob
         self.outputs.sort(key=lambda output: output.index)
+        if part.prompt_logprobs is not None:
+            self.prompt_logprobs = part.prompt_logprobs
         self.finished, self.num_cached_tokens = part.finished, part.num_cached_tokens
 
 
@@ -78,6 +88,7 @@ class SequenceText:
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
         self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
         self._num_tokens = 0
+        self.logprobs = SequenceLogprobs(tokenizer, request)
 
     def push(self, token_ids: list[int]) -> str:
         """The text that the new tokens make safe to emit. Finishes the request when a stop string is complete."""

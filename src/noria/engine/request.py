@@ -46,7 +46,9 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()  # end-of-sequence (unless ignored) and the request's own
     cache_salt: str | None = None  # keeps prefix-cache entries of tenants apart
     priority: int = 0
+    bad_sequences: tuple[tuple[int, ...], ...] = ()  # bad_words as token ids; their last tokens are not sampled
     arrival: int = 0  # running number, set by the scheduler
+    scheduled_time: float | None = None  # time.perf_counter() when it first left the queue, set by the scheduler
     max_num_tokens: int = 0  # of prompt and output, set by the scheduler: there the request ends at the latest
 
     token_ids: list[int] = field(default_factory=list)  # prompt + output
@@ -58,9 +60,17 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token or stop string that ended it
     block_hashes: list[bytes] = field(default_factory=list)  # of full blocks of token_ids; filled by `cache`
+    # Each a tuple of (token id, log-probability, rank): the token itself, then the likeliest, if asked for.
+    logprobs: list[tuple[tuple[int, float, int], ...]] = field(default_factory=list)  # of the generated tokens
+    # Of the prompt's tokens but the first, None where not (yet) computed; empty when nobody asked.
+    prompt_logprobs: list[tuple[tuple[int, float, int], ...] | None] = field(default_factory=list)
+    is_shaped: bool = field(init=False)  # see SamplingParams
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
+        self.is_shaped = self.sampling_params.is_shaped
+        if self.sampling_params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * (len(self.prompt_token_ids) - 1)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -82,6 +92,11 @@ class Request:
         """
         num_tokens = len(self.token_ids) + self.num_placeholders
         return num_tokens if num_tokens < self.max_num_tokens else self.max_num_tokens - 1
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether some are missing: what is found in the prefix cache would leave a gap."""
+        return None in self.prompt_logprobs
 
     @property
     def output_token_ids(self) -> list[int]:

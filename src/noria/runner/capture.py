@@ -25,6 +25,7 @@ from noria.scheduler.schedule import NewRequest, Schedule
 
 _log = logging.getLogger(__name__)
 _WARM_UP_PARAMS = SamplingParams()
+_SHAPED = SamplingParams(logprobs=0)
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,14 @@ def made_up_steps(
     shape: BatchShape, buckets: Buckets, max_model_len: int, max_num_batched_tokens: int, num_scheduler_steps: int
 ) -> Iterator[StepInputs]:
     """One step per bucket, as `pack` would make it for requests that fill the bucket, and one burst per request bucket
-    when there can be any; block ids are all null blocks."""
+    when there can be any, and one that is shaped; block ids are all null blocks."""
     for size in buckets.tokens:
         total = min(size, max_num_batched_tokens, shape.num_rows * max_model_len)
         full, rest = divmod(total, max_model_len)
         yield made_up_step([max_model_len] * full + [rest] * (rest > 0), shape, buckets, max_model_len)
     for size in buckets.requests:
         yield made_up_step([1] * size, shape, buckets, max_model_len)
+        yield made_up_step([1] * size, shape, buckets, max_model_len, params=_SHAPED)
         if num_scheduler_steps > 1:
             yield made_up_step([1] * size, shape, buckets, max_model_len, num_steps=num_scheduler_steps)
 

@@ -6,7 +6,6 @@ The verbs are the field's. A schedule is all it needs, whichever scheduler made 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from noria.batch.buckets import Buckets
 from noria.batch.inputs import BatchShape
 from noria.batch.pack import StepInputs, pack
-from noria.batch.persistent import Expectation, PersistentBatch
+from noria.batch.persistent import PersistentBatch
 from noria.cache.layout import CacheLayout, plan_layout
 from noria.config import ResolvedConfig, SamplingParams
 from noria.errors import ConfigError
@@ -38,36 +37,14 @@ from noria.runner.capture import (
 )
 from noria.runner.memory import MemoryPlan, available_bytes, plan_memory
 from noria.runner.pack_weights import MatrixForm
+from noria.runner.results import SampledTokens
+from noria.runner.shaper import Shaper
 from noria.runner.work import WorkModel
-from noria.scheduler.schedule import Schedule, StepResult
-from noria.step.decode import NOT_SAMPLED, DecodeProgram
+from noria.scheduler.schedule import Schedule
+from noria.step.decode import DecodeProgram
 from noria.step.programs import StepPrograms
 from noria.weights.base import Checkpoint
 from noria.weights.load import abstract_weights, load_weights, place_on
-
-
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
-    """The tokens of a step. They stay on the device until `result` asks for them."""
-
-    batch: PersistentBatch
-    request_ids: tuple[str, ...]  # of all rows of the step
-    sources: np.ndarray  # rows of the step that sample
-    expected: Expectation | None  # the same as places in the batch; None when no row samples
-    token_ids: jax.Array  # [max_num_seqs], or of a burst [most passes, max_num_seqs]
-    clock: StepClock = field(default_factory=StepClock)
-
-    def result(self) -> StepResult:
-        """Waits for the step, and makes its tokens known to the batch."""
-        sampled: dict[str, list[int]] = {request_id: [] for request_id in self.request_ids}
-        if self.expected is not None:
-            self.clock.waiting()
-            token_ids = np.atleast_2d(np.asarray(self.token_ids))[:, self.sources]
-            self.clock.waited(self.token_ids)
-            self.batch.fulfil(self.expected, token_ids)
-            for source, tokens in zip(self.sources.tolist(), token_ids.T.tolist()):
-                sampled[self.request_ids[source]] += [token_id for token_id in tokens if token_id != NOT_SAMPLED]
-        return StepResult(sampled)
 
 
 class ModelRunner:
@@ -102,6 +79,8 @@ class ModelRunner:
         self._weights: Any = None
         self._cache: KVCache | None = None
         self._sampled: Any = None  # [max_num_seqs] int32: tokens of the last step that sampled, on the device
+        self._states: Any = None  # [T, E]: hidden states of all tokens of the last forward pass
+        self._shaper: Any = None
         self._forward: Any = None
         self._sample: Any = None
         self._decode: Any = None
@@ -199,7 +178,10 @@ class ModelRunner:
             num_blocks=num_blocks,
             num_valid_tokens=self._num_valid_tokens,
             ops=self._ops,
+            max_logprobs=self.config.max_logprobs,
+            processed_logprobs=self.config.logprobs_mode == "processed_logprobs",
         )
+        self._shaper = Shaper(steps, self._programs, self.device, self.dtype, self.clock)
         self._forward = jax.jit(steps.forward, donate_argnums=1)
         self._sample = jax.jit(steps.sample)
         # Rounded up, because to compile takes long: neighbouring values of the option share their programs.
@@ -208,21 +190,22 @@ class ModelRunner:
 
     def capture_model(self, progress: Callable[[int, int], None] | None = None) -> CaptureReport:
         """Compiles every program that the buckets allow."""
-        c = self.config
-        jobs = {}
-        for inputs in made_up_steps(
-            self.shape, self.buckets, c.max_model_len, c.max_num_batched_tokens, c.num_scheduler_steps
-        ):
+        c, jobs = self.config, {}
+        sizes = (c.max_model_len, c.max_num_batched_tokens, c.num_scheduler_steps)
+        steps = list(made_up_steps(self.shape, self.buckets, *sizes))
+        for inputs in steps:
             if inputs.is_burst:
                 jobs[("decode", inputs.num_rows)] = self._decode_job(inputs)
             else:
                 jobs[("forward", inputs.num_tokens)] = self._forward_job(inputs)
                 jobs[("sample", inputs.num_rows)] = self._sample_job(inputs)
+        jobs |= self._shaper.jobs(self._weights, steps)
         return self._programs.capture(jobs, c.compile_threads, progress)
 
     def execute_model(self, schedule: Schedule) -> None:
         """Dispatches the forward pass of a step, or the whole of a burst; its tokens come from sample_tokens."""
         self.batch.apply(schedule)
+        self._shaper.apply(self.batch.take_edits())
         inputs = pack(schedule, self.batch, self.buckets)
         self._executed = (inputs, self.decode(inputs) if inputs.is_burst else self.forward(inputs))
 
@@ -232,20 +215,29 @@ class ModelRunner:
         inputs, outputs = self._executed
         self._executed = None
         request_ids = tuple(self.batch.request_ids[row] or "" for row in inputs.rows)
-        sources = np.flatnonzero(inputs.samples)
+        sources, expected, scores, prompt = np.flatnonzero(inputs.samples), None, None, None
         if not len(sources):
-            return SampledTokens(self.batch, request_ids, sources, None, self._sampled, self.clock)
-        if not inputs.is_burst:
-            self._sampled = outputs = self.sample(inputs, outputs)
-        outputs.copy_to_host_async()
-        expected = self.batch.expect(inputs.rows[sources], sources, inputs.steps[sources])
-        return SampledTokens(self.batch, request_ids, sources, expected, outputs, self.clock)
+            outputs = self._sampled
+        else:
+            if inputs.shaping is not None:
+                outputs, scores = self._shaper.sample(self._weights, outputs, self._sampled, inputs)
+                self._sampled = outputs
+            elif not inputs.is_burst:
+                self._sampled = outputs = self.sample(inputs, outputs)
+            outputs.copy_to_host_async()
+            expected = self.batch.expect(inputs.rows[sources], sources, inputs.steps[sources])
+        if inputs.prompt is not None:
+            prompt = self._shaper.score_prompt(self._weights, self._states, inputs.prompt)
+        return SampledTokens(
+            self.batch, request_ids, sources, expected, outputs, self.clock, scores, inputs.num_logprobs, prompt
+        )
 
     def forward(self, inputs: StepInputs) -> jax.Array:
         """Dispatches the forward program alone: it writes the cache and yields hidden states [max_num_seqs, E]."""
         key, job = ("forward", inputs.num_tokens), self._forward_job(inputs)
         self.clock.dispatching()
-        self._cache, hidden = self._programs.call(key, job, self._weights, self._cache, self._sampled, inputs.forward)
+        arguments = (self._weights, self._cache, self._sampled, inputs.forward)
+        self._cache, hidden, self._states = self._programs.call(key, job, *arguments)
         self.clock.dispatched(hidden)
         return hidden
 
@@ -294,7 +286,9 @@ class ModelRunner:
     def close(self) -> None:
         """Gives the device's memory back."""
         self._programs.close()
-        self._weights = self._cache = self._sampled = self._executed = None
+        if self._shaper is not None:
+            self._shaper.close()
+        self._weights = self._cache = self._sampled = self._states = self._executed = None
         self._forward = self._sample = self._decode = None
 
     def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:

@@ -24,6 +24,7 @@ class NewRequest:
     num_prompt_tokens: int
     num_computed_tokens: int  # found in the prefix cache
     block_ids: BlockIds  # all blocks that cover computed + scheduled tokens
+    bad_sequences: tuple[tuple[int, ...], ...] = ()  # as in Request
 
 
 class CachedRequest(NamedTuple):
@@ -61,9 +62,17 @@ class Schedule:
         return sum(self.num_scheduled_tokens.values())
 
 
+# (token id, log-probability, rank) of a token, and of the likeliest ones in its place.
+TokenLogprobs = tuple[tuple[int, float, int], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step yields per request, on the host: the tokens sampled (empty while the prompt is unfinished; in a
-    burst as many as scheduled, or fewer when the last one ends the request)."""
+    burst as many as scheduled, or fewer when the last one ends the request), and log-probabilities for those that
+    asked."""
 
     sampled_token_ids: dict[str, list[int]]
+    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of the token sampled
+    # Of the prompt's tokens that follow those computed: the place of the first in the prompt, and theirs.
+    prompt_logprobs: dict[str, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import bisect
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from noria.cache.layout import blocks_for_request
 from noria.cache.paged_cache import CacheStats, PagedCache
 from noria.engine.request import FinishReason, Request, RequestStatus
 from noria.errors import ConfigError, RequestError
+from noria.scheduler.plan import Plan
 from noria.scheduler.policy import Policy, WaitingQueue, order_key
 from noria.scheduler.schedule import CachedRequest, NewRequest, Schedule, StepResult
 
@@ -32,35 +34,6 @@ class SchedulerStats:
     num_waiting: int  # preempted ones included
     num_preemptions: int  # since the start
     cache: CacheStats
-
-
-@dataclass(slots=True)
-class _Step:
-    """A Schedule in the making."""
-
-    num_steps: int  # forward passes, see Schedule
-    budget: int  # tokens that may still be scheduled
-    block_size: int
-    new: list[NewRequest] = field(default_factory=list)
-    cached: list[CachedRequest] = field(default_factory=list)
-    num_tokens: dict[str, int] = field(default_factory=dict)
-    sampling: list[tuple[Request, int]] = field(default_factory=list)  # those due for tokens, and for how many
-    filling: list[Request] = field(default_factory=list)  # those that complete a block of the cache
-    preempted: bool = False  # whether somebody was
-
-    def take(self, request: Request, num_tokens: int) -> None:
-        """From here on the tokens count as computed: the next step may be planned before this one has run."""
-        before = request.num_computed_tokens
-        request.num_computed_tokens = computed = before + num_tokens
-        # A token is sampled behind the newest one, and in a burst behind each that this adds.
-        due = computed - (len(request.token_ids) + request.num_placeholders) + 1
-        if due > 0:
-            request.num_placeholders += due
-            self.sampling.append((request, due))
-        if computed // self.block_size != before // self.block_size:
-            self.filling.append(request)
-        self.num_tokens[request.request_id] = num_tokens
-        self.budget -= num_tokens
 
 
 class Scheduler:
@@ -100,7 +73,7 @@ class Scheduler:
         self._known: set[str] = set()  # ids whose state the runner keeps
         self._finished_ids: list[str] = []  # known ones that ended since the last step
         self._preempted_ids: list[str] = []  # since the last step
-        self._in_flight: deque[tuple[Schedule, _Step]] = deque()
+        self._in_flight: deque[tuple[Schedule, Plan]] = deque()
         self._num_arrivals = 0
         self._num_preemptions = 0
 
@@ -182,7 +155,7 @@ class Scheduler:
         if self._in_flight and len(self._waiting):
             self._commit(self._in_flight[0][1].filling)
         num_steps = self._burst_length()
-        step = _Step(num_steps, num_steps * self._max_num_batched_tokens, self.cache.block_size)
+        step = Plan(num_steps, num_steps * self._max_num_batched_tokens, self.cache.block_size)
         self._schedule_running(step)
         if num_steps == 1 and not step.preempted:
             self._schedule_waiting(step)
@@ -210,11 +183,14 @@ class Scheduler:
     def _burst_length(self) -> int:
         """How many forward passes the step makes: several when all that run decode, nobody can join them, and there is
         room for all their tokens. As many as the longest of them has use for; while others wait for a place, as many as
-        the shortest has."""
+        the shortest has. None while one that runs is shaped: what the sampler then keeps from token to token, and what
+        it reports of each, is the business of single steps."""
         most = self._num_scheduler_steps
         if most == 1 or len(self._running) > self._max_num_batched_tokens:
             return 1
         if any(r.num_tokens_to_compute - r.num_computed_tokens > 1 for r in self._running) or self._can_admit():
+            return 1
+        if any(r.is_shaped for r in self._running):
             return 1
         # What is left of them: 0 for one that ends with the token that is being sampled.
         left = [(request, request.max_num_tokens - 1 - request.num_computed_tokens) for request in self._running]
@@ -230,7 +206,7 @@ class Scheduler:
             return False
         return self.cache.has_room(request, self.cache.lookup(request), self._max_chunk)
 
-    def _schedule_running(self, step: _Step) -> None:
+    def _schedule_running(self, step: Plan) -> None:
         """The running requests are kept in order, so a victim (the last) was never scheduled in this step before."""
         allocate, index = self.cache.allocate, 0
         while index < len(self._running) and step.budget:
@@ -253,7 +229,7 @@ class Scheduler:
             step.take(request, num_tokens)
             index += 1
 
-    def _preempt(self, request: Request, step: _Step) -> None:
+    def _preempt(self, request: Request, step: Plan) -> None:
         self.cache.free(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
@@ -263,7 +239,7 @@ class Scheduler:
         step.preempted = True
         self._preempted_ids.append(request.request_id)
 
-    def _schedule_waiting(self, step: _Step) -> None:
+    def _schedule_waiting(self, step: Plan) -> None:
         """Strictly in order: a request that finds no room holds up those behind it, so that none waits forever."""
         while step.budget and len(self._running) < self._max_num_seqs:
             request = self._waiting.peek()
@@ -277,6 +253,7 @@ class Scheduler:
             bisect.insort(self._running, request, key=self._order)
             if request.num_preemptions == 0:
                 request.num_cached_tokens = hit.num_tokens
+                request.scheduled_time = time.perf_counter()
             request.num_computed_tokens = hit.num_tokens
             request.status = RequestStatus.RUNNING
             if request.request_id in self._known:
@@ -304,6 +281,8 @@ class Scheduler:
             raise RuntimeError("update() was called with a schedule that is not the oldest in flight")
         step = self._in_flight.popleft()[1]
         self._commit(step.filling)
+        for request in step.scoring:
+            self._take_prompt_logprobs(request, result)
         outputs, any_finished = [], False
         for request, due in step.sampling:
             if request.status is RequestStatus.FINISHED:
@@ -328,10 +307,14 @@ class Scheduler:
         for count, token_id in enumerate(sampled, 1):
             if token_id < 0:
                 _log.error(
-                    "request %s: the model's output is not a number; are its weights damaged?", request.request_id
+                    "request %s: no token can be sampled; either the model's output is not a number (are its weights "
+                    "damaged?), or the request excludes every token",
+                    request.request_id,
                 )
                 request.finish(FinishReason.ERROR)
                 return sampled[: count - 1]
+            if request.sampling_params.logprobs is not None:
+                request.logprobs.append(result.logprobs[request.request_id])
             request.append(token_id)
             if request.finish_reason is not None:
                 return sampled[:count]
@@ -340,6 +323,12 @@ class Scheduler:
                 f"the step yielded {len(sampled)} tokens for request {request.request_id}, which was due for {due}"
             )
         return sampled
+
+    def _take_prompt_logprobs(self, request: Request, result: StepResult) -> None:
+        """A request that was preempted meanwhile keeps them, and computes them again only if others are missing."""
+        if not request.is_finished and request.request_id in result.prompt_logprobs:
+            first, news = result.prompt_logprobs[request.request_id]
+            request.prompt_logprobs[first - 1 : first - 1 + len(news)] = news
 
     def check_integrity(self) -> None:
         """Raises RuntimeError when queues, cache and pool do not agree, or blocks are lost while nothing runs."""
@@ -382,4 +371,5 @@ def _new_request(request: Request, block_ids: tuple[list[int], ...]) -> NewReque
         num_prompt_tokens=request.num_prompt_tokens,
         num_computed_tokens=request.num_computed_tokens,
         block_ids=block_ids,
+        bad_sequences=request.bad_sequences,
     )

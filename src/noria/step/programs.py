@@ -2,7 +2,8 @@
 
 The forward pass is compiled per token bucket and hands on the hidden states of max_num_seqs rows, whatever the bucket;
 head and sampler are compiled per request bucket. The buckets add up instead of multiplying. A burst is both in a loop,
-compiled per request bucket: see decode.py.
+compiled per request bucket: see decode.py. Steps in which a row has penalties or the like, or wants log-probabilities,
+use another sampler, so that the others pay nothing for it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from noria.batch.inputs import BatchShape, ForwardInputs, SampleInputs
+from noria.batch.inputs import BatchShape, ForwardInputs, SampleInputs, ShapingInputs
 from noria.cache.layout import CacheLayout
 from noria.models.decoder import Decoder
 from noria.ops.backends import Ops
@@ -24,7 +25,9 @@ from noria.ops.ragged_paged_attention.api import (
     LayerAddress,
     RaggedBatch,
 )
-from noria.step.sample import all_plain_greedy, sample
+from noria.step.sample import all_plain_greedy, choose, mask_padding, sample, scale_and_filter
+from noria.step.scores import score, width
+from noria.step.shape import Tables, count, shape
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,16 @@ class StepPrograms:
     num_blocks: int  # rows of the cache array per layer slot
     num_valid_tokens: int  # size of the tokenizer's vocabulary; the model's may be padded
     ops: Ops
+    max_logprobs: int = 20
+    processed_logprobs: bool = False  # of what was sampled from, instead of the model's own
 
-    def forward(self, weights: Any, cache: KVCache, sampled: jax.Array, packed: jax.Array) -> tuple[KVCache, jax.Array]:
+    def forward(
+        self, weights: Any, cache: KVCache, sampled: jax.Array, packed: jax.Array
+    ) -> tuple[KVCache, jax.Array, jax.Array]:
         """sampled [max_num_seqs] int32: the tokens of the step before, which the host may not have seen yet.
 
-        packed: int32, see ForwardInputs. -> cache, hidden states [max_num_seqs, E] of the rows to sample from.
+        packed: int32, see ForwardInputs. -> cache, hidden states [max_num_seqs, E] of the rows to sample from, and
+        those of all tokens [T, E], which are there anyway.
         """
         num_tokens = ForwardInputs.num_tokens(packed.shape[0], self.shape)
         inputs = ForwardInputs.unpack(packed, self.shape, num_tokens)
@@ -55,7 +63,7 @@ class StepPrograms:
         )
         token_ids = known_tokens(inputs, sampled)
         cache, hidden = self.run_model(weights, cache, token_ids, batch)
-        return cache, hidden[inputs.logit_rows]
+        return cache, hidden[inputs.logit_rows], hidden
 
     def sample(self, weights: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
         """hidden [max_num_seqs, E]; packed: int32, see SampleInputs, of R rows. -> token ids [max_num_seqs],
@@ -63,6 +71,49 @@ class StepPrograms:
         inputs = unpack_sample_inputs(packed)
         token_ids = self.next_tokens(weights, hidden[: inputs.position.shape[0]], inputs)
         return jnp.pad(token_ids, (0, self.shape.num_rows - token_ids.shape[0]))
+
+    def sample_shaped(
+        self,
+        weights: Any,
+        hidden: jax.Array,
+        tables: Tables,
+        sampled: jax.Array,
+        packed: jax.Array,
+        packed_shaping: jax.Array,
+    ) -> tuple[Tables, jax.Array, jax.Array]:
+        """In place of `sample` where a row asks for more, whose other rows get the same tokens from both.
+
+        tables: donated. sampled: as of forward. packed_shaping: int32, see ShapingInputs.
+        -> tables, token ids [max_num_seqs], and what `score` says of them [R, ...].
+        """
+        inputs, shaping = unpack_sample_inputs(packed), ShapingInputs.unpack(packed_shaping, _to_float)
+        rows = inputs.position.shape[0]
+        raw = self._logits(weights, hidden[:rows], jnp.sum(inputs.num_steps > 0, dtype=jnp.int32))
+        logits = lax.optimization_barrier(shape(raw, inputs, shaping, tables, sampled))
+        token_ids = choose(logits, inputs)
+
+        def scored(raw: jax.Array, logits: jax.Array) -> jax.Array:
+            if self.processed_logprobs:
+                is_random = (inputs.temperature > 0)[:, None]
+                raw = lax.optimization_barrier(jnp.where(is_random, scale_and_filter(logits, inputs), logits))
+            return score(raw, token_ids, self.max_logprobs)
+
+        nothing = lambda raw, logits: jnp.zeros((rows, width(self.max_logprobs)), jnp.int32)
+        scores = lax.cond(jnp.any(shaping.scores == 1), scored, nothing, raw, logits)
+        padded = jnp.pad(token_ids, (0, self.shape.num_rows - rows))
+        return count(tables, shaping, token_ids), padded, scores
+
+    def score_prompt(self, weights: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
+        """hidden [R, E]; packed int32 [2, R]: row 1 has the tokens that follow, -1 for padding. -> [R, ...], see
+        `score`."""
+        token_ids = packed[1]
+        logits = self._logits(weights, hidden, jnp.sum(token_ids >= 0, dtype=jnp.int32))
+        return score(logits, token_ids, self.max_logprobs)
+
+    def _logits(self, weights: Any, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
+        """[R, V], with vocabulary padding masked, computed once."""
+        logits = self.model.logits(weights, hidden, num_rows, self.ops)
+        return lax.optimization_barrier(mask_padding(logits, self.num_valid_tokens))
 
     def run_model(
         self, weights: Any, cache: KVCache, token_ids: jax.Array, batch: RaggedBatch
@@ -103,4 +154,13 @@ def known_tokens(inputs: ForwardInputs, sampled: jax.Array) -> jax.Array:
 
 
 def unpack_sample_inputs(packed: jax.Array) -> SampleInputs:
-    return SampleInputs.unpack(packed, lambda bits: lax.bitcast_convert_type(bits, jnp.float32))
+    return SampleInputs.unpack(packed, _to_float)
+
+
+def _to_float(bits: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def pick_rows(hidden: jax.Array, packed: jax.Array) -> jax.Array:
+    """hidden [T, E] -> those that `score_prompt` takes."""
+    return hidden[packed[0]]

@@ -26,19 +26,18 @@ def sample(logits: jax.Array, inputs: SampleInputs, num_tokens: int) -> jax.Arra
     filters: banned tokens, temperature, top-k, top-p (of what top-k left), min-p.
     """
     # XLA may compute a value twice, in two fusions that round differently. What is compared with itself must not be.
-    logits = lax.optimization_barrier(_ban(logits, inputs, num_tokens))
+    logits = mask_padding(logits, num_tokens)
+    return choose(lax.optimization_barrier(ban(logits, stop_columns(inputs, logits.shape[1]))), inputs)
+
+
+def choose(logits: jax.Array, inputs: SampleInputs) -> jax.Array:
+    """The rest of `sample`, from logits in which all that is banned is masked."""
     greedy = jnp.argmax(logits, axis=-1)
     is_random = inputs.temperature > 0
 
     def draw(logits: jax.Array) -> jax.Array:
-        # The subtraction makes the largest logit exactly 0 whatever the temperature: it can neither overflow nor be
-        # filtered out.
-        scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
-        scaled = lax.optimization_barrier(scaled / jnp.where(is_random, inputs.temperature, 1.0)[:, None])
-        filters = is_random & ((inputs.top_k > 0) | (inputs.top_p < 1) | (inputs.min_p > 0))
-        scaled = lax.cond(jnp.any(filters), lambda x: _filter(x, inputs), lambda x: x, scaled)
         # The Gumbel-max trick: argmax(logits + Gumbel noise) is a draw from softmax(logits).
-        return jnp.argmax(scaled + _noise(inputs, logits.shape[1]), axis=-1)
+        return jnp.argmax(scale_and_filter(logits, inputs) + _noise(inputs, logits.shape[1]), axis=-1)
 
     random = lax.cond(jnp.any(is_random), draw, lambda _: greedy, logits)
     # A NaN or an infinity among the logits says that the model's numbers went wrong: no token is right then.
@@ -46,17 +45,34 @@ def sample(logits: jax.Array, inputs: SampleInputs, num_tokens: int) -> jax.Arra
     return jnp.where(sound, jnp.where(is_random, random, greedy), NO_TOKEN).astype(jnp.int32)
 
 
+def scale_and_filter(logits: jax.Array, inputs: SampleInputs) -> jax.Array:
+    """What random rows draw from: divided by the temperature, the largest logit 0, and what is filtered out masked."""
+    is_random = inputs.temperature > 0
+    # The subtraction makes the largest logit exactly 0 whatever the temperature: it can neither overflow nor be
+    # filtered out.
+    scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
+    scaled = lax.optimization_barrier(scaled / jnp.where(is_random, inputs.temperature, 1.0)[:, None])
+    filters = is_random & ((inputs.top_k > 0) | (inputs.top_p < 1) | (inputs.min_p > 0))
+    return lax.cond(jnp.any(filters), lambda x: _filter(x, inputs), lambda x: x, scaled)
+
+
 def all_plain_greedy(inputs: SampleInputs) -> jax.Array:
     """Whether every row takes its largest logit and nothing is banned: a bool scalar."""
     return ~(jnp.any(inputs.temperature > 0) | jnp.any(_is_banned(inputs)))
 
 
-def _ban(logits: jax.Array, inputs: SampleInputs, num_tokens: int) -> jax.Array:
-    """Masks vocabulary padding, and the stop tokens of rows that have not reached min_tokens."""
-    rows, vocab = logits.shape
-    logits = jnp.where(jnp.arange(vocab) < num_tokens, logits, _MASKED)
-    columns = jnp.where(_is_banned(inputs), inputs.stops, vocab)  # out of range: dropped
-    return logits.at[jnp.arange(rows)[:, None], columns].set(_MASKED, mode="drop")
+def mask_padding(logits: jax.Array, num_tokens: int) -> jax.Array:
+    return jnp.where(jnp.arange(logits.shape[1]) < num_tokens, logits, _MASKED)
+
+
+def ban(logits: jax.Array, columns: jax.Array) -> jax.Array:
+    """columns [R, n]: token ids of each row to mask; V for none."""
+    return logits.at[jnp.arange(logits.shape[0])[:, None], columns].set(_MASKED, mode="drop")
+
+
+def stop_columns(inputs: SampleInputs, vocab: int) -> jax.Array:
+    """For `ban`: the stop tokens of rows that have not reached min_tokens."""
+    return jnp.where(_is_banned(inputs), inputs.stops, vocab)
 
 
 def ends(token_ids: jax.Array, inputs: SampleInputs) -> jax.Array:
@@ -92,7 +108,7 @@ def _filter(logits: jax.Array, inputs: SampleInputs) -> jax.Array:
     floor = _largest_key(logits, lambda kept: jnp.sum(kept, axis=-1) >= k)
     logits = jnp.where(_sortable(logits) >= floor[:, None], logits, _MASKED)
 
-    total = _order_free_sum(jnp.exp(logits))
+    total = order_free_sum(jnp.exp(logits))
     nucleus = inputs.top_p * total(True)
     floor = _largest_key(logits, lambda kept: total(kept) >= nucleus)
     floor = jnp.minimum(floor, _sortable(jnp.float32(0)))  # the largest logit stays, even for a top_p that underflows
@@ -104,7 +120,7 @@ def _filter(logits: jax.Array, inputs: SampleInputs) -> jax.Array:
     return jnp.where(logits < floor[:, None], _MASKED, logits)
 
 
-def _order_free_sum(weights: jax.Array) -> Callable[[jax.Array | bool], jax.Array]:
+def order_free_sum(weights: jax.Array) -> Callable[[jax.Array | bool], jax.Array]:
     """weights [R, V], each 0 to 1 -> a function: kept [R, V] bool -> float32 [R], the sum of the weights kept.
 
     Floats summed in another order give another sum, and XLA's order depends on the number of rows. So each weight

@@ -1,0 +1,53 @@
+"""`noria serve`: a model behind an HTTP server that speaks OpenAI's API."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Sequence
+
+from noria.cli import options
+from noria.cli.display import fetch, note
+from noria.config import EngineConfig
+from noria.errors import ConfigError
+from noria.server.settings import ServerConfig
+
+_TEXT = """Serves a model over HTTP: /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, and
+/health, /ready, /metrics, /version.
+
+NORIA_API_KEY in the environment is one more --api-key. SIGTERM finishes what runs and takes nothing new."""
+
+
+def main(args: Sequence[str]) -> int:
+    chosen = options.parse(
+        "serve",
+        _TEXT,
+        args,
+        [options.model_argument()],
+        server=options.options_of(ServerConfig),
+        engine=options.engine_options(offer=("seed",)),
+    )
+    config = ServerConfig(**options.values_of(chosen.server))
+    if key := os.environ.get("NORIA_API_KEY"):
+        config = dataclasses.replace(config, api_key=(*config.api_key, key))
+    engine = EngineConfig(model=chosen.model, **options.values_of(chosen.engine))
+    path = fetch(engine.model, engine.revision)
+    logging.basicConfig(format="%(asctime)s server %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    if config.access_log:
+        _show_access_log()
+    try:
+        from noria.server.lifecycle import serve  # and with it FastAPI, which no other command needs
+    except ImportError as error:
+        raise ConfigError(f"noria serve needs the package {error.name}; install noria with its dependencies") from None
+    serve(dataclasses.replace(engine, model=str(path), revision=None), config, chosen.model, note)
+    return 0
+
+
+def _show_access_log() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log = logging.getLogger("noria.access")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False

@@ -1,0 +1,125 @@
+"""The programs behind penalties, biases and log-probabilities, and what they keep on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from noria.batch.edits import empty_edit
+from noria.batch.pack import PromptPart, StepInputs
+from noria.observe.step_clock import StepClock
+from noria.runner.capture import Programs
+from noria.runner.results import PromptScores
+from noria.step.programs import StepPrograms, pick_rows
+from noria.step.shape import Tables, edit
+
+_PROMPT_ROWS = 32  # of one call: so many pass the head together
+Jobs = dict[Hashable, Callable[[], Any]]
+
+
+class Shaper:
+    """For one model on one device. Its tables are made when the first request needs them."""
+
+    def __init__(self, steps: StepPrograms, programs: Programs, device: Any, dtype: str, clock: StepClock) -> None:
+        """device: a jax.Device. dtype: of hidden states."""
+        rows, self._config = steps.shape.num_rows, steps.model.config
+        self._programs = programs
+        self._clock = clock
+        self._dtype = dtype
+        self._num_rows = rows
+        self._prompt_rows = min(_PROMPT_ROWS, rows)
+        self._sharding = jax.sharding.SingleDeviceSharding(device)
+        shapes = Tables.abstract(rows, self._config.vocab_size)
+        on_device = partial(jax.ShapeDtypeStruct, sharding=self._sharding)
+        self._shapes: Tables = jax.tree.map(lambda shape: on_device(shape.shape, shape.dtype), shapes)
+        self._sampled = jax.ShapeDtypeStruct((rows,), jnp.int32)
+        self._tables: Tables | None = None
+        self._sample = jax.jit(steps.sample_shaped, donate_argnums=2)
+        # Functions of its own: what JAX has compiled of those that engines share never reaches another's compile cache.
+        self._edit = jax.jit(partial(edit), donate_argnums=0)
+        self._pick = jax.jit(partial(pick_rows))
+        self._score = jax.jit(steps.score_prompt)
+
+    def jobs(self, weights: Any, made_up: Iterable[StepInputs]) -> Jobs:
+        """What warm-up compiles for these steps."""
+        jobs: Jobs = {
+            "tables": self._tables_job,
+            "edit": lambda: self._edit.lower(self._shapes, empty_edit()).compile(),
+            "score prompt": self._score_job(weights),
+        }
+        for inputs in made_up:
+            if inputs.shaping is not None:
+                jobs["sample shaped", inputs.num_rows] = self._sample_job(weights, inputs)
+            elif not inputs.is_burst:
+                jobs["pick", inputs.num_tokens] = self._pick_job(inputs.num_tokens)
+        return jobs
+
+    def apply(self, edits: Iterable[np.ndarray]) -> None:
+        """Dispatches the edits of the tables, see batch/edits.py."""
+        for packed in edits:
+            job = lambda packed=packed: self._edit.lower(self._shapes, packed).compile()
+            self._tables = self._programs.call("edit", job, self._take_tables(), packed)
+
+    def sample(
+        self, weights: Any, hidden: jax.Array, sampled: jax.Array, inputs: StepInputs
+    ) -> tuple[jax.Array, jax.Array]:
+        """Dispatches StepPrograms.sample_shaped: token ids [max_num_seqs], and scores of the step's rows."""
+        key, job = ("sample shaped", inputs.num_rows), self._sample_job(weights, inputs)
+        tables = self._take_tables()
+        self._clock.dispatching()
+        arguments = (weights, hidden, tables, sampled, inputs.sample, inputs.shaping)
+        self._tables, token_ids, scores = self._programs.call(key, job, *arguments)
+        self._clock.dispatched(token_ids)
+        scores.copy_to_host_async()
+        return token_ids, scores
+
+    def score_prompt(self, weights: Any, states: jax.Array, part: PromptPart) -> PromptScores:
+        """Dispatches the log-probabilities of tokens of prompts. states [T, E]: of all tokens of the step."""
+        results, size = [], self._prompt_rows
+        for start in range(0, part.num_tokens, size):
+            packed = np.full((2, size), -1, np.int32)
+            for line, values in zip(packed, (part.sources, part.token_ids)):
+                line[: min(size, part.num_tokens - start)] = values[start : start + size]
+            packed[0] = np.maximum(packed[0], 0)
+            key, job = ("pick", states.shape[0]), self._pick_job(states.shape[0])
+            self._clock.dispatching()
+            hidden = self._programs.call(key, job, states, packed)
+            scores = self._programs.call("score prompt", self._score_job(weights), weights, hidden, packed)
+            self._clock.dispatched(scores)
+            scores.copy_to_host_async()
+            results.append(scores)
+        return PromptScores(part, tuple(results))
+
+    def close(self) -> None:
+        """Gives the device's memory back."""
+        self._tables = None
+
+    def _take_tables(self) -> Tables:
+        """For a program that they are donated to."""
+        tables, self._tables = self._tables, None
+        return self._programs.call("tables", self._tables_job) if tables is None else tables
+
+    def _tables_job(self) -> Any:
+        zeros = lambda: jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), self._shapes)
+        return jax.jit(zeros, out_shardings=self._sharding).lower().compile()
+
+    def _sample_job(self, weights: Any, inputs: StepInputs) -> Callable[[], Any]:
+        hidden = self._states(self._num_rows)
+        arguments = (weights, hidden, self._shapes, self._sampled, inputs.sample, inputs.shaping)
+        return lambda: self._sample.lower(*arguments).compile()
+
+    def _pick_job(self, num_tokens: int) -> Callable[[], Any]:
+        packed = np.zeros((2, self._prompt_rows), np.int32)
+        return lambda: self._pick.lower(self._states(num_tokens), packed).compile()
+
+    def _score_job(self, weights: Any) -> Callable[[], Any]:
+        packed = np.zeros((2, self._prompt_rows), np.int32)
+        return lambda: self._score.lower(weights, self._states(self._prompt_rows), packed).compile()
+
+    def _states(self, rows: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, self._config.hidden_size), self._dtype)

@@ -1,0 +1,40 @@
+"""A step in the making."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from noria.engine.request import Request
+from noria.scheduler.schedule import CachedRequest, NewRequest
+
+
+@dataclass(slots=True)
+class Plan:
+    """A Schedule while it is made, and what update() must know when its result comes."""
+
+    num_steps: int  # forward passes, see Schedule
+    budget: int  # tokens that may still be scheduled
+    block_size: int
+    new: list[NewRequest] = field(default_factory=list)
+    cached: list[CachedRequest] = field(default_factory=list)
+    num_tokens: dict[str, int] = field(default_factory=dict)
+    sampling: list[tuple[Request, int]] = field(default_factory=list)  # those due for tokens, and for how many
+    filling: list[Request] = field(default_factory=list)  # those that complete a block of the cache
+    scoring: list[Request] = field(default_factory=list)  # those that wait for log-probabilities of their prompt
+    preempted: bool = False  # whether somebody was
+
+    def take(self, request: Request, num_tokens: int) -> None:
+        """From here on the tokens count as computed: the next step may be planned before this one has run."""
+        before = request.num_computed_tokens
+        request.num_computed_tokens = computed = before + num_tokens
+        # A token is sampled behind the newest one, and in a burst behind each that this adds.
+        due = computed - (len(request.token_ids) + request.num_placeholders) + 1
+        if due > 0:
+            request.num_placeholders += due
+            self.sampling.append((request, due))
+        if computed // self.block_size != before // self.block_size:
+            self.filling.append(request)
+        if before < request.num_prompt_tokens - 1 and request.prompt_logprobs:
+            self.scoring.append(request)
+        self.num_tokens[request.request_id] = num_tokens
+        self.budget -= num_tokens

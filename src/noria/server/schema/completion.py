@@ -1,0 +1,74 @@
+"""The body of /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+
+from noria.errors import RequestError
+from noria.server.schema.sampling import UNSUPPORTED, SamplingBody, StreamOptions
+
+Prompts = list[str | list[int]]
+_IDS: Mapping[str, Any] = {"type": "array", "items": {"type": "integer"}}
+_PROMPT_SCHEMA: Mapping[str, Any] = MappingProxyType(
+    {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}},
+            _IDS,
+            {"type": "array", "items": _IDS},
+        ]
+    }
+)
+
+
+def _prompts(value: Any) -> Prompts:
+    """One prompt or a list of them, always as a list. By hand: a union would list every way in which each of a million
+    ids is not a string."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise RequestError("prompt must be a string, token ids, or a list of one of these that is not empty")
+    if all(isinstance(each, int) and not isinstance(each, bool) for each in value):
+        return [value]
+    for each in value:
+        if isinstance(each, str):
+            continue
+        if not isinstance(each, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in each):
+            raise RequestError(
+                "prompt must be a string, a list of strings, a list of token ids, or a list of such lists"
+            )
+    return value
+
+
+class CompletionBody(SamplingBody):
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType({**UNSUPPORTED, "suffix": ("",)})
+
+    model: str | None = None
+    prompt: Annotated[Any, PlainValidator(_prompts), WithJsonSchema(dict(_PROMPT_SCHEMA))]
+    max_tokens: int | None = Field(None, description="16 when left out")
+    logprobs: int | None = Field(None, description="log-probabilities of each token, and of so many of the likeliest")
+    echo: bool | None = Field(None, description="begin every answer with its prompt")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, description="changes nothing")
+    priority: int | None = Field(None, description='for the scheduling policy "priority": the lower comes first')
+    cache_salt: str | None = Field(None, description="only requests of one salt share cached prefixes")
+    return_token_ids: bool | None = Field(None, description="answer with the token ids as well")
+
+    @model_validator(mode="after")
+    def _check(self) -> CompletionBody:
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options is for streams; set stream, or leave it out")
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs does not work with stream; echo with logprobs does")
+        if self.echo and self.logprobs is not None:
+            if self.prompt_logprobs not in (None, self.logprobs):
+                raise RequestError("prompt_logprobs must be equal to logprobs when both are shown with echo")
+            self.prompt_logprobs = self.logprobs
+        limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        self._params = self.sampling_params(logprobs=self.logprobs, **limit)
+        return self

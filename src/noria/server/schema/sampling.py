@@ -1,0 +1,122 @@
+"""The sampling parameters that completions and chats share, and their way into SamplingParams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, FailFast, Field, PrivateAttr, WithJsonSchema
+
+from noria.config import SamplingParams
+from noria.errors import RequestError
+from noria.server.schema.base import Body
+
+
+def _logit_bias(value: Any) -> Any:
+    """JSON's keys are strings; token ids are integers."""
+    if not isinstance(value, dict):
+        return value
+    return {_token_id(key): bias for key, bias in value.items()}
+
+
+def _token_id(key: Any) -> int:
+    if isinstance(key, str) and key.isdecimal():
+        return int(key)
+    raise RequestError(f"logit_bias: {key!r} is not a token id")
+
+
+def _stop(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return value
+    raise RequestError("stop must be a string or a list of strings")
+
+
+Stop = Annotated[
+    Any,
+    BeforeValidator(_stop),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}),
+]
+TokenIds = Annotated[list[int], FailFast()]
+LogitBias = Annotated[dict[int, float], BeforeValidator(_logit_bias)]
+# Asked for by name like this, a parameter that the engine lacks changes nothing.
+_NOTHING_ASKED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "presence_penalty": (0,),
+        "frequency_penalty": (0,),
+        "repetition_penalty": (1,),
+        "logit_bias": ({},),
+        "bad_words": ([],),
+        "allowed_token_ids": (),
+    }
+)
+
+
+class SamplingBody(Body):
+    """Names are OpenAI's, beyond those vLLM's; None is the default of SamplingParams."""
+
+    n: int | None = Field(None, description="answers to each prompt")
+    temperature: float | None = Field(None, description="0 is greedy; 1 when left out")
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: LogitBias | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: TokenIds | None = None
+    min_tokens: int | None = None
+    stop: Stop = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = Field(
+        None, description="log-probabilities of the prompt, and of so many of the likeliest"
+    )
+    _params: SamplingParams = PrivateAttr()  # set when the body is checked, so that a complaint is about the body
+
+    @property
+    def params(self) -> SamplingParams:
+        return self._params
+
+    def sampling_params(self, **others: Any) -> SamplingParams:
+        """others: fields that have another name or default in this API, given on as they are.
+
+        Raises RequestError for a value out of range, and for a parameter that this engine does not have.
+        """
+        given = {name: getattr(self, name) for name in SamplingBody.model_fields}
+        wanted = {name: value for name, value in given.items() if value is not None}
+        for name in wanted.keys() - SamplingParams.__dataclass_fields__.keys():
+            if wanted.pop(name) not in _NOTHING_ASKED.get(name, ()):
+                raise RequestError(f"{name} is not supported; leave it out")
+        return SamplingParams(**wanted, **others)
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = Field(None, description="send the token counts in a last chunk")
+
+
+# Parameters of the API, or of vLLM's, that this server does not have; base.Body.NEUTRAL explains the values.
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "best_of": (1,),
+        "use_beam_search": (False,),
+        "length_penalty": (1,),
+        "spaces_between_special_tokens": (True,),
+        "truncate_prompt_tokens": (),
+        "response_format": ({"type": "text"},),
+        "structured_outputs": ({},),
+        "guided_json": (),
+        "guided_regex": (),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "logits_processors": ([],),
+        "service_tier": ("auto", "default"),
+        "kv_transfer_params": (),
+    }
+)

@@ -1,0 +1,44 @@
+"""Options of the server, beside those of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from noria.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Raises ConfigError when a value is out of range."""
+
+    host: str = "127.0.0.1"  # address to listen at; 0.0.0.0 for all of this machine's
+    port: int = 8000  # 0: any that is free; the first line on stderr says which
+    api_key: tuple[str, ...] = ()  # clients must send one of these as a bearer token; none: everybody may ask
+    served_model_name: tuple[str, ...] = ()  # what requests call the model; none: its name on the command line
+    max_body_bytes: int = 16 << 20  # of a request's body; a longer one is refused with 413
+    max_queued_requests: int = 1024  # sequences that may wait beyond those that run; more are refused with 429
+    request_timeout: float | None = None  # seconds from a request to the end of its answer; None: no limit
+    drain_timeout: float = 30.0  # seconds that running requests get to finish after SIGTERM
+    engine_timeout: float = 60.0  # seconds of silence after which the engine counts as frozen and /ready turns red
+    access_log: bool = False  # a line of JSON on stderr for every request: its id, path, status and seconds
+    on_engine_death: Literal["restart", "exit"] = "restart"  # when the engine dies after it had been ready
+
+    def __post_init__(self) -> None:
+        checks = (
+            (0 <= self.port < 2**16, f"port must be 0 to 65535, not {self.port}"),
+            (all(self.api_key), "api_key must not be empty"),
+            (all(key.isascii() and key.isprintable() for key in self.api_key), "api_key must be printable ASCII"),
+            (all(self.served_model_name), "served_model_name must not be empty"),
+            (self.max_body_bytes >= 1, f"max_body_bytes must be at least 1, not {self.max_body_bytes}"),
+            (self.max_queued_requests >= 0, f"max_queued_requests must be at least 0, not {self.max_queued_requests}"),
+            (
+                self.request_timeout is None or self.request_timeout > 0,
+                f"request_timeout must be positive, not {self.request_timeout}",
+            ),
+            (self.drain_timeout >= 0, f"drain_timeout must be at least 0, not {self.drain_timeout}"),
+            (self.engine_timeout > 0, f"engine_timeout must be positive, not {self.engine_timeout}"),
+        )
+        for good, message in checks:
+            if not good:
+                raise ConfigError(message)

@@ -1,0 +1,50 @@
+"""What the routes share: made once, passed through the application's state."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Annotated, cast
+
+from fastapi import Depends, Request
+
+from noria.engine.client import EngineClient
+from noria.errors import UnavailableError
+from noria.server.errors import ApiError
+from noria.server.metrics import ServerMetrics
+from noria.server.settings import ServerConfig
+
+
+@dataclass(slots=True)
+class ServerState:
+    engine: EngineClient
+    config: ServerConfig
+    model_names: tuple[str, ...]  # what requests may call the model; the first is its usual one
+    model_path: str
+    metrics: ServerMetrics
+    created: int = field(default_factory=lambda: int(time.time()))  # of the model, in seconds since 1970
+    draining: bool = False  # no new work is taken; what runs is finished
+    active: int = 0  # HTTP requests that are not answered to the end
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with. Raises ApiError 404 for another model's."""
+        if name is None or name in self.model_names:
+            return name or self.model_names[0]
+        raise ApiError(
+            404,
+            f"the model {name!r} does not exist here; there is {', '.join(self.model_names)}",
+            param="model",
+            code="model_not_found",
+        )
+
+    def check_open(self) -> None:
+        """Raises UnavailableError when no new work is taken."""
+        if self.draining:
+            raise UnavailableError("the server is shutting down; ask another one")
+
+
+def state_of(request: Request) -> ServerState:
+    return cast("ServerState", request.app.state.noria)
+
+
+State = Annotated[ServerState, Depends(state_of)]
