@@ -47,7 +47,10 @@ async def prepare(
         raise RequestError('priority needs a server that was started with --scheduling-policy "priority"; leave it out')
     if cache_salt == "":
         raise RequestError("cache_salt must not be empty; leave it out")
-    prepared = [await engine.prepare(prompt, params) for prompt in prompts]
+    prepared = []
+    for prompt in prompts:
+        prepared.append(await engine.prepare(prompt, params))
+        await asyncio.sleep(0)  # between the prompts of a long list others get their turn
     return Job(request_id, prepared, params, cache_salt, priority or 0)
 
 

@@ -110,7 +110,8 @@ async def read_body(request: Request, limit: int) -> bytes:
             elif size > patience:
                 break
     if size > limit:
-        raise ApiError(413, f"the body exceeds max_body_bytes ({limit})", code="body_too_large")
+        headers = {"Connection": "close"} if size > patience else None  # what is not read would come before the next
+        raise ApiError(413, f"the body exceeds max_body_bytes ({limit})", code="body_too_large", headers=headers)
     return bytes(body)
 
 
