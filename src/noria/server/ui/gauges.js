@@ -9,6 +9,7 @@ export class Gauges {
   #show;
   #timer = null;
   #busy = false;
+  #soon = false; // what the last answer left behind is on its way
 
   /** show({ready, status, metrics}): metrics are null while the server has none. */
   constructor(show) {
@@ -18,6 +19,7 @@ export class Gauges {
   }
 
   set busy(value) {
+    this.#soon = this.#busy && !value;
     this.#busy = value;
     this.#look();
   }
@@ -25,7 +27,9 @@ export class Gauges {
   async #look() {
     clearTimeout(this.#timer);
     if (document.visibilityState !== "visible") return;
-    const timer = (this.#timer = setTimeout(() => this.#look(), this.#busy ? BUSY_MS : IDLE_MS));
+    const wait = this.#busy || this.#soon ? BUSY_MS : IDLE_MS;
+    this.#soon = false;
+    const timer = (this.#timer = setTimeout(() => this.#look(), wait));
     const readiness = await getReadiness();
     const metrics = await getMetrics().catch(() => null);
     if (timer === this.#timer) this.#show({ ...readiness, metrics }); // else a later look will say
