@@ -32,7 +32,7 @@ class Chat {
     this.#arrange();
     this.#toEnd();
     this.#loadModel();
-    this.#prompt.focus();
+    this.#focus();
   }
 
   // ---------------------------------------------------------------------------------------------- talking
@@ -50,13 +50,14 @@ class Chat {
     const question = this.#conversation.lastOf("user");
     if (!question) return;
     this.#cut(this.#conversation.messages[this.#conversation.messages.indexOf(question) + 1]);
+    this.#focus(); // the button that was pressed is gone
     this.#answer();
   }
 
   #edit(message, text) {
     if (this.#running) return;
     this.#cut(message);
-    this.#prompt.focus();
+    this.#focus();
     this.#view(this.#conversation.add("user", text));
     this.#answer();
   }
@@ -72,7 +73,7 @@ class Chat {
     this.#views = [];
     this.#messages.replaceChildren();
     this.#arrange();
-    this.#prompt.focus();
+    this.#focus();
   }
 
   /** Streams an answer to the conversation as it stands. */
@@ -151,7 +152,7 @@ class Chat {
     byId("send").hidden = isRunning;
     byId("stop").hidden = !isRunning;
     byId("send").disabled = !this.#prompt.value.trim();
-    if (hadFocus) this.#prompt.focus();
+    if (hadFocus) this.#focus();
     byId("wheel").classList.toggle("turning", isRunning);
     this.#messages.setAttribute("aria-busy", String(isRunning)); // an answer is read out when it is whole
     this.#messages.classList.toggle("running", isRunning);
@@ -189,6 +190,11 @@ class Chat {
     document.title = `${this.#model.id} · noria`;
     const limit = this.#model.max_model_len;
     byId("model").title = limit ? `Conversations of up to ${whole.format(limit)} tokens` : "";
+  }
+
+  /** Where one goes on. Not into the field where that would bring up a keyboard over half of the screen. */
+  #focus() {
+    (matchMedia("(pointer: coarse)").matches ? this.#scroll : this.#prompt).focus();
   }
 
   #toEnd() {

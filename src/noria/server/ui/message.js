@@ -71,7 +71,7 @@ export function isSend(event) {
 /** An answer, while it comes and after. onAgain: another one is wanted. */
 export class Answer {
   #body = element("div", { class: "body markdown" });
-  #thoughts = element("div", { class: "body markdown" });
+  #thoughts = element("div", { class: "thoughts markdown" });
   #summary = element("summary", { text: "Thinking" });
   #reasoning = element("details", { class: "reasoning", hidden: true }, this.#summary, this.#thoughts);
   #error = element("p", { class: "error", role: "alert", hidden: true });
