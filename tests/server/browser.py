@@ -102,7 +102,17 @@ class Browser:
 class Page:
     """A tab with nothing stored. Its console must stay silent."""
 
-    def __init__(self, browser: Browser, url: str, *, width: int = 1280, height: int = 800, dark: bool = False) -> None:
+    def __init__(
+        self,
+        browser: Browser,
+        url: str,
+        *,
+        width: int = 1280,
+        height: int = 800,
+        scale: float = 1,
+        dark: bool = False,
+    ) -> None:
+        """width, height: in CSS pixels; scale: pixels of a picture for each of them."""
         self._browser = browser
         self._context = browser.call("Target.createBrowserContext")["browserContextId"]
         target = browser.call("Target.createTarget", url="about:blank", browserContextId=self._context)["targetId"]
@@ -111,7 +121,13 @@ class Page:
             self.call(f"{domain}.enable")
         self.requested: list[str] = []
         self.complaints: list[str] = []
-        self.resize(width, height)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=width < 600,
+        )
         self.emulate(dark=dark)
         self.go(url)
 
@@ -121,12 +137,6 @@ class Page:
     def go(self, url: str) -> None:
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete' && document.getElementById('readiness')?.dataset.ready")
-
-    def resize(self, width: int, height: int) -> None:
-        mobile = width < 600
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
-        )
 
     def emulate(self, *, dark: bool, reduced_motion: bool = False) -> None:
         features = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,7 +216,9 @@ def test_another_answer_and_another_question(page: Page) -> None:
     say_and_wait(page, "first")
     page.run("document.querySelector('.assistant').dataset.old = 'yes'")
     page.click(".assistant [data-icon=again]")
-    page.wait(f"document.querySelectorAll('.message').length === 2 && !document.querySelector('[data-old]') && !{COMING}")
+    page.wait(
+        f"document.querySelectorAll('.message').length === 2 && !document.querySelector('[data-old]') && !{COMING}"
+    )
     page.press("ArrowUp")
     page.wait("document.activeElement.value === 'first'")
     page.press("Escape")
