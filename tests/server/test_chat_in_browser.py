@@ -91,6 +91,13 @@ def say_and_wait(page: Page, text: str) -> None:
     page.wait(f"document.querySelectorAll('.message').length === {count + 2} && !{COMING}")
 
 
+def stop(page: Page, live: Live) -> None:
+    """Ends the answer, here and in the engine."""
+    page.press("Escape")
+    page.wait(f"!{COMING}")
+    wait_for(lambda: not live.service.core.running, 5)
+
+
 def stub_chat(page: Page, deltas: list[dict[str, str]]) -> None:
     """From now on the chat route answers with these."""
     chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
@@ -163,8 +170,7 @@ def test_the_conversation_is_sent_whole(slow_page: Page, slow: Live, tokenizer: 
     page = slow_page
     say(page, "one")
     page.wait(f"document.querySelector('{ANSWER}')?.innerText.length > 3")
-    page.press("Escape")
-    page.wait(f"!{COMING}")
+    stop(page, slow)
     first = page.text(ANSWER)
     say(page, "two")
     [request] = wait_for(lambda: list(slow.service.core.running), 5)
@@ -201,8 +207,7 @@ def test_options_are_sent(slow_page: Page, slow: Live, tokenizer: Tokenizer) -> 
     assert (params.max_tokens, params.seed, list(params.stop)) == (90, 42, ["END", "last\nline"])
     penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
     assert penalties == (0.1, -0.2, 1.1)
-    page.press("Escape")
-    page.wait(f"!{COMING}")
+    stop(page, slow)
     page.click("#open-options")
     page.click("#reset")
     say(page, "again")

@@ -75,12 +75,13 @@ def test_pictures_with_a_real_model(model: Path, tmp_path: Path, compile_cache_d
             assert "num1 + num2" in page.text(".assistant.last pre")
             cached = "/, ([1-9]\\d*) cached/.test(document.querySelector('.assistant.last .stats').innerText)"
             assert page.run(cached)
+            page.wait("document.getElementById('hits').textContent !== '0%'")
             page.wait("document.getElementById('running').textContent === '0'")
             take(page, "chat-page.png")
-        with Page(browser, server.url, width=360, height=740, scale=1.5, dark=True) as page:
+        with Page(browser, server.url, width=360, height=780, scale=1.5, dark=True) as page:
             be_greedy(page)
             ask(page, "Give me three tips for a walk along a river.")
-            page.wait("document.querySelector('.assistant .body').innerText.length > 410", 60)
+            page.wait("document.querySelector('.assistant .body').innerText.length > 400", 60)
             take(page, "chat-page-phone.png")
             page.press("Escape")
             page.wait(IDLE)
