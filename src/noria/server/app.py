@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from noria import __version__
 from noria.errors import NoriaError
-from noria.server.auth import RequireKey
+from noria.server.auth import OPEN_PATHS, RequireKey
 from noria.server.errors import ApiError, api_error
 from noria.server.openapi import describe
 from noria.server.requests import RequestScope
@@ -19,18 +19,23 @@ from noria.server.routes.chat import chat_routes
 from noria.server.routes.completions import completion_routes
 from noria.server.routes.models import model_routes
 from noria.server.routes.operations import operation_routes
+from noria.server.routes.page import PAGE_PATHS, page_routes
 from noria.server.routes.tokenize import tokenize_routes
 from noria.server.state import ServerState
 
 
 def create_app(state: ServerState) -> FastAPI:
+    open_paths = OPEN_PATHS | PAGE_PATHS if state.config.chat_page else OPEN_PATHS
     app = FastAPI(
         title="noria",
         version=__version__,
         docs_url=None,  # it would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        middleware=[Middleware(RequestScope, state=state), Middleware(RequireKey, keys=state.config.api_key)],
+        middleware=[
+            Middleware(RequestScope, state=state),
+            Middleware(RequireKey, keys=state.config.api_key, open_paths=open_paths),
+        ],
         exception_handlers={
             ApiError: _told,
             NoriaError: _told,
@@ -43,6 +48,8 @@ def create_app(state: ServerState) -> FastAPI:
     app.openapi = lambda: describe(app)
     for router in (operation_routes(), model_routes(), completion_routes(), chat_routes(), tokenize_routes()):
         app.include_router(router)
+    if state.config.chat_page:
+        app.include_router(page_routes())
     return app
 
 

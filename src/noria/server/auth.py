@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -15,12 +15,13 @@ OPEN_PATHS = frozenset(("/health", "/ready", "/version", "/metrics"))
 class RequireKey:
     """ASGI middleware: answers 401 itself."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], open_paths: Collection[str] = OPEN_PATHS) -> None:
         self._app = app
+        self._open_paths = open_paths
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._keys or scope["path"] in OPEN_PATHS or self._is_allowed(scope):
+        if scope["type"] != "http" or not self._keys or scope["path"] in self._open_paths or self._is_allowed(scope):
             await self._app(scope, receive, send)
             return
         error = ApiError(

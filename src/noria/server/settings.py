@@ -21,6 +21,7 @@ class ServerConfig:
     request_timeout: float | None = None  # seconds from a request to the end of its answer; None: no limit
     drain_timeout: float = 30.0  # seconds that running requests get to finish after SIGTERM
     engine_timeout: float = 60.0  # seconds of silence after which the engine counts as frozen and /ready turns red
+    chat_page: bool = True  # a page at / to talk to the model from a browser
     access_log: bool = False  # a line of JSON on stderr for every request: its id, path, status and seconds
     otlp_traces_endpoint: str | None = None  # URL of a collector that takes OpenTelemetry spans (OTLP over HTTP)
     on_engine_death: Literal["restart", "exit"] = "restart"  # when the engine dies after it had been ready
