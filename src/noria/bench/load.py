@@ -24,6 +24,12 @@ class Load:
     burstiness: float = 1.0
     max_concurrency: int | None = None
 
+    def __str__(self) -> str:
+        if math.isinf(self.request_rate):
+            return "all at once" if self.max_concurrency is None else f"concurrency {self.max_concurrency}"
+        limit = "" if self.max_concurrency is None else f", concurrency at most {self.max_concurrency}"
+        return f"{self.request_rate:g} requests/s{limit}"
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from noria.bench.figures import milliseconds, percentile
-from noria.bench.load import Load, Run
+from noria.bench.load import Run
 from noria.bench.plot import Panel, Series, svg
 
 _TITLES: Mapping[str, str] = {
@@ -17,14 +17,6 @@ _TITLES: Mapping[str, str] = {
     "e2el": "Time to the end of the answer",
 }
 _PERCENTS = (*range(100), 99.5, 99.9, 100)
-
-
-def load_name(load: Load) -> str:
-    """For people: what differs between the runs of a sweep."""
-    if math.isinf(load.request_rate):
-        return "all at once" if load.max_concurrency is None else f"concurrency {load.max_concurrency}"
-    limit = "" if load.max_concurrency is None else f", concurrency at most {load.max_concurrency}"
-    return f"{load.request_rate:g} requests/s{limit}"
 
 
 def spread(title: str, run: Run, metrics: Sequence[str]) -> str:

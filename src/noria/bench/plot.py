@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
+from html import escape
 
 _WIDTH, _HEIGHT = 400, 320  # of a panel, in pixels
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 18, 56, 52

@@ -21,7 +21,6 @@ from rich.progress import (
 )
 
 from noria.config import cache_home
-from noria.weights.hub import pull
 
 
 def note(text: str) -> None:
@@ -61,6 +60,8 @@ def _bar(description: str, *more: ProgressColumn, stays: bool = False) -> Iterat
 
 def fetch(model: str, revision: str | None) -> Path:
     """Where the model lies on this machine; shows progress only when it has to be fetched. Raises WeightsError."""
+    from noria.weights.hub import pull  # not every command has a model to fetch
+
     show: Callable[[int, int], None] | None = None
     with ExitStack() as stack:
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from noria.bench.figures import figures
 from noria.bench.load import Load, Run
-from noria.bench.pictures import curve, load_name, spread
 from noria.cli.bench.printer import Printer
 from noria.cli.display import note
 
@@ -60,9 +59,12 @@ class Report:
         return result
 
     def picture(self, runs: Sequence[Run], results: Sequence[Mapping[str, Any]]) -> str:
+        """SVG."""
+        from noria.bench.pictures import curve, spread
+
         if self._is_sweep:
             return curve(self._title, runs, results, self._asked.metrics)
-        return spread(f"{self._title}, {load_name(runs[0].load)}", runs[0], self._asked.metrics)
+        return spread(f"{self._title}, {runs[0].load}", runs[0], self._asked.metrics)
 
     def _cells(self, load: Load, run: Run, result: Mapping[str, Any]) -> list[object]:
         full = figures(run, (99,), self._asked.metrics)
@@ -80,7 +82,7 @@ class Report:
         asked = self._asked
         cached = f", {result['cached_tokens']:,} of them cached" if result["cached_tokens"] else ""
         lines = [
-            f"{load_name(load)}: {result['completed']} done, {result['failed']} failed, {result['duration']:.2f} s",
+            f"{load}: {result['completed']} done, {result['failed']} failed, {result['duration']:.2f} s",
             f"tokens             {result['total_input_tokens']:,} in{cached}, {result['total_output_tokens']:,} out",
             f"requests/s         {_number(result['request_throughput'], 2)}",
             f"output tokens/s    {_number(result['output_throughput'], 1)}",

@@ -131,10 +131,9 @@ async def _warm_up(asked: Plan, client: LoadClient, questions: list[Question]) -
 
 async def _run(asked: Plan, client: LoadClient, number: int, questions: list[Question]) -> Run:
     from noria.bench.load import run
-    from noria.bench.pictures import load_name
 
     load = asked.loads[number]
-    with counting_bar(load_name(load)) as progress:
+    with counting_bar(str(load)) as progress:
         return await run(client.ask, questions, load, random.Random(f"{asked.seed}/arrivals"), progress)
 
 
