@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -27,7 +28,7 @@ def test_ticks_are_round_and_reach_the_largest_value(most: float) -> None:
     assert most <= found[-1] * (1 + 1e-9)
     assert found[-2] < most
     assert 3 <= len(found) <= 12
-    step = found[1] / 10.0 ** round(__import__("math").floor(__import__("math").log10(found[1])))
+    step = found[1] / 10.0 ** math.floor(math.log10(found[1]) + 1e-9)
     assert any(step == pytest.approx(each) for each in (1, 2, 2.5, 5))
 
 

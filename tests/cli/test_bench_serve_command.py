@@ -204,7 +204,7 @@ def test_what_is_wrong_with_a_server_is_said_before_the_run(noria: Noria) -> Non
         (["--num-prompts", "0"], "--num-prompts must be at least 1, not 0"),
         (["--random-prefix-len", "-1"], "--random-prefix-len must be at least 0, not -1"),
         (["--base-url", "127.0.0.1:8000"], "--base-url must begin with http:// or https://, not '127.0.0.1:8000'"),
-        (["--base-url", "http://[bad"], "--base-url is not a URL"),
+        (["--base-url", "http://here:port"], "--base-url is not a URL"),
         (["--endpoint", "/v1/embeddings"], "--endpoint must be /v1/completions or /v1/chat/completions"),
         (["--random-range-ratio", "1"], "--random-range-ratio must be at least 0 and less than 1, not 1"),
         (["--request-rate", "0"], "--request-rate must be positive, not 0"),
