@@ -155,7 +155,7 @@ def _logprobs(output: CompletionOutput) -> dict[str, Any]:
 
 
 def _by_token(token: TokenLogprobs | None) -> dict[int, dict[str, Any]] | None:
-    return token and {token_id: dataclasses.asdict(logprob) for token_id, logprob in token.items()}
+    return None if token is None else {token_id: dataclasses.asdict(logprob) for token_id, logprob in token.items()}
 
 
 def _stats(llm: LLM, result: RequestOutput) -> dict[str, Any]:

@@ -8,6 +8,7 @@ which the host may not know yet, is in.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,8 @@ class Tables:
 
     @staticmethod
     def abstract(rows: int, vocab: int) -> Tables:
-        return Tables(jax.ShapeDtypeStruct((rows, vocab), jnp.int32), jax.ShapeDtypeStruct((rows, vocab), jnp.float32))
+        like: Any = jax.ShapeDtypeStruct  # in the place of arrays
+        return Tables(like((rows, vocab), jnp.int32), like((rows, vocab), jnp.float32))
 
 
 def edit(tables: Tables, packed: jax.Array) -> Tables:
