@@ -1,4 +1,4 @@
-"""Batches through the application with an engine that computes nothing: every kind of line, and every kind of resume."""
+"""Batches through the application, with an engine that computes nothing: every kind of line and of resume."""
 
 from __future__ import annotations
 
