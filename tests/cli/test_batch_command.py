@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -34,23 +35,36 @@ def write(path: Path, lines: list[Any]) -> Path:
     return path
 
 
-def test_an_interrupted_batch_goes_on(noria: Noria, chat_model: str, small: list[str], tmp_path: Path) -> None:
-    source, target, log = write(tmp_path / "in", [line(n) for n in range(COUNT)]), tmp_path / "out", tmp_path / "log"
-    args = ["batch", str(source), str(target), "--model", chat_model, "--served-model-name", "wheel", *small]
+def interrupt(args: list[str], target: Path, log: Path, *, kill_engine: bool) -> int:
+    """Runs a batch until a few more lines are answered, ends it by Ctrl-C or by its engine; returns its status."""
+    before = target.read_bytes().count(b"\n") if target.exists() else 0
     with log.open("wb") as file:
         process = subprocess.Popen([sys.executable, "-m", "noria", *args], stdout=file, stderr=file)
         deadline = time.monotonic() + 120
-        while not target.exists() or target.read_bytes().count(b"\n") < 3:
+        while not target.exists() or target.read_bytes().count(b"\n") < before + 3:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.005)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130, log.read_text()
-    assert "interrupted; the same command goes on from here" in log.read_text()
+        if kill_engine:
+            [engine] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(int(engine), signal.SIGKILL)
+        else:
+            process.send_signal(signal.SIGINT)
+        status = process.wait(30)
     assert "Traceback" not in log.read_text()
+    assert target.read_text().endswith("\n")
+    assert before + 3 <= target.read_text().count("\n") < COUNT
+    return status
+
+
+def test_a_batch_that_ended_early_goes_on(noria: Noria, chat_model: str, small: list[str], tmp_path: Path) -> None:
+    source, target, log = write(tmp_path / "in", [line(n) for n in range(COUNT)]), tmp_path / "out", tmp_path / "log"
+    args = ["batch", str(source), str(target), "--model", chat_model, "--served-model-name", "wheel", *small]
+    assert interrupt(args, target, log, kill_engine=True) == 1, log.read_text()
+    assert "noria: error: the engine has ended: its process was killed by SIGKILL" in log.read_text()
+    assert interrupt(args, target, log, kill_engine=False) == 130, log.read_text()
+    assert "interrupted; the same command goes on from here" in log.read_text()
     first = target.read_text()
-    assert first.endswith("\n")
-    assert 3 <= first.count("\n") < COUNT
     target.write_text(first + '{"id": "batch_req_x", "custom_')  # as a power failure would leave it
     outcome = noria(*args)
     assert outcome.status == 0, outcome.err

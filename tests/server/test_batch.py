@@ -134,7 +134,7 @@ def test_an_engine_that_dies_costs_no_line(tokenizer: Tokenizer, tmp_path: Path)
                 while not (tmp_path / "out").read_bytes():
                     await asyncio.sleep(0.001)
                 running.core.failure = RuntimeError("the device is gone")
-                with pytest.raises(EngineDeadError, match="the device is gone"):
+                with pytest.raises(EngineDeadError):
                     await job
 
     run(work())

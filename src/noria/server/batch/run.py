@@ -25,6 +25,7 @@ from noria.server.state import ServerState
 from noria.text.tokenizer import load_tokenizer
 
 _POLL_S = 0.02
+_LAST_WORDS_S = 15.0  # until the end of a dead engine is known
 _ANY_NUMBER = 1 << 40  # of sequences that may wait: what is in flight is limited here
 
 
@@ -77,6 +78,11 @@ async def run_batch(
         transport = httpx.ASGITransport(app=create_app(state))
         async with httpx.AsyncClient(transport=transport, base_url="http://batch", timeout=None) as http:
             return await answer_all(http, source.lines(output.done), output, most, progress)
+    except EngineDeadError:
+        await asyncio.wait({running}, timeout=_LAST_WORDS_S)
+        if running.done():
+            running.result()  # raises what the engine itself ended with
+        raise
     finally:
         await engine.close()
         await asyncio.gather(running, return_exceptions=True)
