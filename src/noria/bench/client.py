@@ -149,9 +149,8 @@ class LoadClient:
         record = Record(time.perf_counter())
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._follow(body, record, leave_after)
-            if not leave_after:
-                _check(record)
+                if not await self._follow(body, record, leave_after):
+                    _check(record)
         except _Refusal as refusal:
             record.error, record.detail = refusal.kind, refusal.detail
         except TimeoutError:
@@ -164,12 +163,13 @@ class LoadClient:
         record.end = record.end or time.perf_counter()
         return record
 
-    async def _follow(self, body: bytes, record: Record, leave_after: int | None) -> None:
+    async def _follow(self, body: bytes, record: Record, leave_after: int | None) -> bool:
+        """Whether this client left before the end."""
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         async with self._http.stream("POST", self.endpoint, content=body, headers=headers) as response:
             if response.status_code != 200:
                 raise _Refusal(f"HTTP {response.status_code}", _complaint(await response.aread()))
-            parser, done, texts = EventParser(), False, list[str]()
+            parser, done, left, texts = EventParser(), False, False, list[str]()
             async for data in response.aiter_raw():
                 now = time.perf_counter()
                 try:
@@ -179,12 +179,14 @@ class LoadClient:
                             self._take(event, record, now, texts)
                 except (msgspec.MsgspecError, UnicodeDecodeError, NoriaError) as error:
                     raise _Refusal("invalid", str(error)) from None
-                if leave_after is not None and len(record.news) >= leave_after:
+                left = leave_after is not None and len(record.news) >= leave_after and not done
+                if left:
                     break
         if self._keep_text:
             record.text = "".join(texts)
-        if not done and leave_after is None:
+        if not done and not left:
             raise _Refusal("cut", f"the stream ended after {len(record.news)} parts and without [DONE]")
+        return left
 
     def _take(self, event: bytes, record: Record, now: float, texts: list[str]) -> None:
         chunk = self._decode(event)
