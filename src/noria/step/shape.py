@@ -8,7 +8,6 @@ which the host may not know yet, is in.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +28,8 @@ class Tables:
 
     @staticmethod
     def abstract(rows: int, vocab: int) -> Tables:
-        like: Any = jax.ShapeDtypeStruct  # in the place of arrays
-        return Tables(like((rows, vocab), jnp.int32), like((rows, vocab), jnp.float32))
+        counts, bias = (jax.ShapeDtypeStruct((rows, vocab), dtype) for dtype in (jnp.int32, jnp.float32))
+        return Tables(counts, bias)  # pyright: ignore[reportArgumentType]
 
 
 def edit(tables: Tables, packed: jax.Array) -> Tables:
