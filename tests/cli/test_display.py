@@ -45,7 +45,7 @@ def test_fetching_is_shown_only_when_it_happens(
             progress(done, fetched)
         return cache / name
 
-    monkeypatch.setattr(display, "pull", pull)
+    monkeypatch.setattr("noria.weights.hub.pull", pull)
     monkeypatch.setenv("NORIA_HOME", "models-are-here")
     assert display.fetch("tiny", None) == Path("models-are-here/tiny")
     assert capsys.readouterr() == ("", shown)

@@ -9,10 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from noria.config import cache_home
-from noria.weights.hub import pull
 
 
 def note(text: str) -> None:
@@ -27,15 +35,33 @@ def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: None
         return
     amount = MofNCompleteColumn() if description == "compiling" else DownloadColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
+    with _bar(description, amount) as update:
+        yield update
+
+
+@contextmanager
+def counting_bar(description: str, *, stays: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Things that are done one by one: a bar on a terminal, nothing anywhere else. stays: when all is done."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    with _bar(description, MofNCompleteColumn(), TimeRemainingColumn(), stays=stays) as update:
+        yield update
+
+
+@contextmanager
+def _bar(description: str, *more: ProgressColumn, stays: bool = False) -> Iterator[Callable[[int, int], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), *more, TimeElapsedColumn())
     console = Console(file=sys.stderr)
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
+    with Progress(*columns, console=console, transient=not stays, redirect_stdout=False, redirect_stderr=False) as bar:
         task = bar.add_task(description, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def fetch(model: str, revision: str | None) -> Path:
     """Where the model lies on this machine; shows progress only when it has to be fetched. Raises WeightsError."""
+    from noria.weights.hub import pull  # not every command has a model to fetch
+
     show: Callable[[int, int], None] | None = None
     with ExitStack() as stack:
 

@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "run": "answer one prompt",
         "chat": "talk with a model",
         "serve": "answer over HTTP with OpenAI's API",
+        "batch": "answer the requests in a file",
         "compile": "compile what a model needs, for quick starts later",
         "bench": "measure this machine and a model on it",
         "pull": "fetch a model and say where it is",

@@ -14,6 +14,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "machine": "the limits of this machine: memory bandwidth and arithmetic",
         "offline": "throughput of a model on the six workloads",
         "latency": "time to the first token and between tokens of one batch",
+        "serve": "a running server, noria's or another, over HTTP",
         "step": "each compiled program alone, against the machine's limits",
         "workloads": "print the workloads, so that other engines can run the same",
     }

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from noria.cli import options
 from noria.cli.bench.machine import Limits
-from noria.cli.display import fetch, note
+from noria.cli.display import fetch
 from noria.cli.run import start
 from noria.config import EngineConfig, SamplingParams
 from noria.observe.machine import peak_memory_bytes
@@ -73,38 +72,6 @@ def against_limits(work: Work, seconds: float, limits: Limits) -> dict[str, floa
 
 def percent(fraction: float) -> str:
     return f"{100 * fraction:.0f}%"
-
-
-class Printer:
-    """JSON lines, or a table whose rows appear one by one."""
-
-    def __init__(self, as_json: bool, headings: Sequence[str], widths: Sequence[int]) -> None:
-        """The first column is left-aligned."""
-        self._json = as_json
-        self._headings = headings
-        self._widths = widths
-        self._begun = False
-
-    def line(self, figures: Mapping[str, Any], cells: Sequence[object]) -> None:
-        if self._json:
-            print(json.dumps(figures), flush=True)
-            return
-        if not self._begun:
-            print(self._row(self._headings), flush=True)
-            self._begun = True
-        print(self._row(cells), flush=True)
-
-    def head(self, figures: Mapping[str, Any], text: str) -> None:
-        """A line before the table; with JSON it is one line more, else it goes to stderr."""
-        if self._json:
-            print(json.dumps(figures), flush=True)
-        else:
-            note(text)
-
-    def _row(self, cells: Sequence[object]) -> str:
-        first, *rest = (str(cell) for cell in cells)
-        padded = [first.ljust(self._widths[0]), *(text.rjust(width) for text, width in zip(rest, self._widths[1:]))]
-        return "  ".join(padded)
 
 
 def limits_line(limits: Limits) -> dict[str, Any]:

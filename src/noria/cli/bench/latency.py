@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from noria.cli import options
-from noria.cli.bench.engine import Printer, engine_config, engine_options, greedy, start_engine
+from noria.cli.bench.engine import engine_config, engine_options, greedy, start_engine
+from noria.cli.bench.printer import Printer
 from noria.cli.bench.workloads import HIGH, LOW, Workload
 from noria.cli.main import UsageError
 

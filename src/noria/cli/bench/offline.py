@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from noria.cli import options
 from noria.cli.bench.engine import (
-    Printer,
     against_limits,
     engine_config,
     engine_options,
@@ -21,6 +20,7 @@ from noria.cli.bench.engine import (
     startup_figures,
 )
 from noria.cli.bench.machine import Limits, limits_measured_apart
+from noria.cli.bench.printer import Printer
 from noria.cli.bench.workloads import Workload, choice, chosen
 from noria.cli.main import UsageError
 from noria.errors import NoriaError

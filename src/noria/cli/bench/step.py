@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from noria.cli import options
 from noria.cli.bench.engine import (
-    Printer,
     against_limits,
     engine_config,
     engine_options,
@@ -18,6 +17,7 @@ from noria.cli.bench.engine import (
     start_engine,
 )
 from noria.cli.bench.machine import limits_measured_apart
+from noria.cli.bench.printer import Printer
 from noria.cli.main import UsageError
 
 if TYPE_CHECKING:

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from noria.bench.prompts import HIGH, LOW
 from noria.cli import options
 from noria.errors import ConfigError
 
 Choice = Literal["prefill", "single", "batch16", "batch64", "mixed64", "shared32", "all"]
-# Ids from LOW to HIGH are plain pieces of text in the vocabularies of common models.
-LOW, HIGH = 1000, 30000
 _TEXT = "Prints the workloads as JSON: for each name a list of requests, each the prompt's token ids and output tokens."
 
 
