@@ -104,12 +104,13 @@ def test_it_does_not_matter_how_a_text_is_cut(name: str, text: str, prompt: str,
     pieces = [text[a:b] for a, b in zip([0, *places], [*places, len(text)])]
     assert read(name, prompt, pieces) == (reasoning, content)
     markers = REASONING_FORMATS[name]
+    middle = len("".join(reasoning.split()))
     told = "".join((reasoning + content).split())
     assert "".join(text.split()) in (
         told,
-        *(told[:at] + markers.end + told[at:] for at in [len("".join(reasoning.split()))]),
+        told[:middle] + markers.end + told[middle:],
         markers.begin + told,
-        *(markers.begin + told[:at] + markers.end + told[at:] for at in [len("".join(reasoning.split()))]),
+        markers.begin + told[:middle] + markers.end + told[middle:],
     )
 
 

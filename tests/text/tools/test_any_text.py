@@ -19,8 +19,8 @@ PIECES = st.sampled_from(
     [
         "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|python_start|>",
         "<|python_end|>", '{"name": "now"', '"name":', '"arguments": {', '"parameters": {"a": 1', "now", "get_weather",
-        "[now(", "a=", "'x'", '"y"', "{}", "[]", "{", "}", "[", "]", "(", ")", ",", ":", '"', "'", "\\", "\\u00e9", "-", "1.5e3", "0",
-        "tru", "true", "None", " ", "\n", ";", "<", "<tool", "é", "水", "😀",
+        "[now(", "a=", "'x'", '"y"', "{}", "[]", "{", "}", "[", "]", "(", ")", ",", ":", '"', "'", "\\",
+        "\\u00e9", "-", "1.5e3", "0", "tru", "true", "None", " ", "\n", ";", "<", "<tool", "é", "水", "😀",
     ]
 )  # fmt: skip
 CALLS = st.sampled_from(
