@@ -58,7 +58,7 @@ def error_of(response: Any, status: int = 400) -> dict[str, Any]:
         ({"stop": [1]}, "stop must be a string or a list of strings", "stop"),
         ({"stop": ""}, "stop must not contain an empty string", "stop"),
         ({"stop_token_ids": [500]}, "stop_token_ids: 500 is not a token id", None),
-        ({"stop_token_ids": ["a"]}, "stop_token_ids[0]: ", "stop_token_ids[0]"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids must be a list of token ids", "stop_token_ids"),
         ({"logit_bias": {"a": 1}}, "logit_bias: 'a' is not a token id", "logit_bias"),
         ({"logit_bias": {"5": "x"}}, "logit_bias", "logit_bias[5]"),
         ({"logit_bias": [5]}, "logit_bias: ", "logit_bias"),
@@ -198,8 +198,8 @@ def test_another_model(tokenizer: Tokenizer, path: str) -> None:
         ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt is for messages"),
         ("/tokenize", {"messages": HELLO, "add_special_tokens": True}, "add_special_tokens is for a prompt"),
         ("/detokenize", {"tokens": [500]}, "tokens: 500 is not a token id"),
-        ("/detokenize", {"tokens": ["a"]}, "tokens[0]: "),
-        ("/detokenize", {"tokens": "a"}, "tokens: "),
+        ("/detokenize", {"tokens": ["a"]}, "tokens must be a list of token ids"),
+        ("/detokenize", {"tokens": "a"}, "tokens must be a list of token ids"),
     ],
 )
 def test_a_bad_tokenize(tokenizer: Tokenizer, path: str, body: dict[str, Any], message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from noria.errors import RequestError
-from noria.server.schema.sampling import UNSUPPORTED, SamplingBody, StreamOptions
+from noria.server.schema.sampling import UNSUPPORTED, SamplingBody, StreamOptions, is_token_ids
 
 Prompts = list[str | list[int]]
 _IDS: Mapping[str, Any] = {"type": "array", "items": {"type": "integer"}}
@@ -32,15 +32,10 @@ def _prompts(value: Any) -> Prompts:
         return [value]
     if not isinstance(value, list) or not value:
         raise RequestError("prompt must be a string, token ids, or a list of one of these that is not empty")
-    if all(isinstance(each, int) and not isinstance(each, bool) for each in value):
+    if is_token_ids(value):
         return [value]
-    for each in value:
-        if isinstance(each, str):
-            continue
-        if not isinstance(each, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in each):
-            raise RequestError(
-                "prompt must be a string, a list of strings, a list of token ids, or a list of such lists"
-            )
+    if not all(isinstance(each, str) or is_token_ids(each) for each in value):
+        raise RequestError("prompt must be a string, a list of strings, a list of token ids, or a list of such lists")
     return value
 
 

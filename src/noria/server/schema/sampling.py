@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, FailFast, Field, PrivateAttr, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, ValidationInfo, WithJsonSchema
 
 from noria.config import SamplingParams
 from noria.errors import RequestError
@@ -34,12 +34,25 @@ def _stop(value: Any) -> Any:
     raise RequestError("stop must be a string or a list of strings")
 
 
+def is_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+
+
+def _token_ids(value: Any, info: ValidationInfo) -> list[int]:
+    """By hand: pydantic would list what is wrong with each of a million."""
+    if is_token_ids(value):
+        return value
+    raise RequestError(f"{info.field_name} must be a list of token ids")
+
+
 Stop = Annotated[
     Any,
     BeforeValidator(_stop),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}),
 ]
-TokenIds = Annotated[list[int], FailFast()]
+TokenIds = Annotated[
+    list[int], PlainValidator(_token_ids), WithJsonSchema({"type": "array", "items": {"type": "integer"}})
+]
 LogitBias = Annotated[dict[int, float], BeforeValidator(_logit_bias)]
 # Asked for by name like this, a parameter that the engine lacks changes nothing.
 _NOTHING_ASKED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
