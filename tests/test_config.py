@@ -8,6 +8,7 @@ import math
 import pickle
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -266,7 +267,7 @@ def test_what_does_not() -> None:
         ("kv_cache_memory_bytes", "4G"),
         ("enable_prefix_caching", 1),
         ("attention_backend", "flash"),
-        ("compile_cache_dir", Path("programs")),
+        ("compile_cache_dir", b"programs"),
         ("compile_threads", 0),
         ("strict_compile", "yes"),
     ],
@@ -294,6 +295,8 @@ def test_unknown_option_unlike_any_lists_all() -> None:
 
 def test_from_options_equals_the_constructor() -> None:
     assert EngineConfig.from_options(model="m", block_size=8) == EngineConfig(model="m", block_size=8)
+    paths: Any = {name: Path("a") / "b" for name in ("model", "tokenizer", "compile_cache_dir")}
+    assert EngineConfig(**paths) == EngineConfig(model="a/b", tokenizer="a/b", compile_cache_dir="a/b")
 
 
 def test_buckets_may_be_a_list_and_become_a_tuple() -> None:

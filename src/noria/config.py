@@ -266,6 +266,8 @@ class EngineConfig:
             value = getattr(self, field)
             if field == "extra_token_buckets" and isinstance(value, list):
                 object.__setattr__(self, field, value := tuple(value))
+            if field in _PATHS and isinstance(value, os.PathLike):
+                object.__setattr__(self, field, value := os.fspath(value))
             if not is_a(value, kind):
                 raise ConfigError(f"{field} must be {describe(kind)}, not {value!r}")
         positive = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks_override")
@@ -349,6 +351,8 @@ def cache_home() -> Path:
         return Path(home)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noria"
 
+
+_PATHS = ("model", "tokenizer", "compile_cache_dir")  # strings that may be given as a Path
 
 # Parameters of vLLM and OpenAI that have no meaning here.
 _UNSUPPORTED = frozenset(

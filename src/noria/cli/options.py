@@ -77,6 +77,11 @@ def argument(name: str, metavar: str, text: str) -> Field:
     return name, Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar=metavar, help=text)], MISSING
 
 
+def optional_argument(name: str, metavar: str, text: str) -> Field:
+    """An argument that may be left out: None then."""
+    return name, Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar=metavar, help=text)], None
+
+
 def option(name: str, kind: Any, default: Any, text: str, *aliases: str) -> Field:
     """One option of a command, for `parse`; required when `default` is MISSING."""
     metavar = _METAVARS.get(kind)

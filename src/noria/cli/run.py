@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from noria.cli import options
 from noria.cli.display import fetch, note, progress_bar, statistics
+from noria.cli.main import UsageError
 from noria.config import EngineConfig, SamplingParams
 from noria.engine.admission import Admission
 from noria.errors import NoriaError, RequestError
@@ -37,7 +38,8 @@ def main(args: Sequence[str]) -> int:
         args,
         [
             options.model_argument(),
-            options.option("prompt", str, options.MISSING, "the prompt; - reads it from stdin", "-p"),
+            options.optional_argument("text", "[PROMPT]", "the prompt; - reads it from stdin"),
+            options.option("prompt", str | None, None, "the same as an option", "-p"),
             options.option("raw", bool, False, "continue the prompt as it stands, without the model's chat template"),
             options.option("json", bool, False, "print one JSON object instead of the text"),
         ],
@@ -46,7 +48,7 @@ def main(args: Sequence[str]) -> int:
     )
     params = options.sampling_params(chosen.sampling)
     config = EngineConfig(model=chosen.model, seed=params.seed, **options.values_of(chosen.engine))
-    prompt = _read_prompt(chosen.prompt)
+    prompt = _read_prompt(_the_one(chosen.text, chosen.prompt))
     path = fetch(config.model, config.revision)
     _refuse_long(prompt, config, path)
     with start(config, path) as llm:
@@ -92,6 +94,16 @@ def _refuse_long(prompt: str, config: EngineConfig, path: Path) -> None:
     tokenizer = load_tokenizer(tokenizer_path(config, path))
     admission = Admission(tokenizer, vocab_size=tokenizer.vocab_size, max_model_len=limit, eos_token_ids=(), seed=None)
     admission.tokenize(prompt)
+
+
+def _the_one(text: str | None, prompt: str | None) -> str:
+    """The prompt, which is given as an argument or as an option."""
+    if text is not None and prompt is not None:
+        raise UsageError(f"unexpected argument {text!r}: --prompt is there already; see noria run --help")
+    given = prompt if text is None else text
+    if given is None:
+        raise UsageError("the prompt is missing; see noria run --help")
+    return given
 
 
 def _read_prompt(argument: str) -> str:

@@ -11,6 +11,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from noria.errors import RequestError
 from noria.server.schema.base import Body
 from noria.server.schema.sampling import UNSUPPORTED, SamplingBody, StreamOptions
+from noria.text.content import plain_text
 
 _CONTENT_SCHEMA: Mapping[str, Any] = {
     "anyOf": [
@@ -27,26 +28,6 @@ _CONTENT_SCHEMA: Mapping[str, Any] = {
 }
 
 
-def _content(value: Any) -> str:
-    """A text, or the texts of its parts, a line each."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise RequestError("the content of a message must be a string, or a list of parts that is not empty")
-    return "\n".join(_text_of(part) for part in value)
-
-
-def _text_of(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind != "text":
-        raise RequestError(f"a content part must be of type text, not {kind!r}; this model reads text only")
-    if not isinstance(part.get("text"), str):
-        raise RequestError("a content part of type text must have a text that is a string")
-    if unknown := part.keys() - {"type", "text"}:
-        raise RequestError(f"a content part of type text has no {sorted(unknown)[0]}")
-    return part["text"]
-
-
 class Message(Body):
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         {
@@ -61,7 +42,7 @@ class Message(Body):
     )
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[Any, PlainValidator(_content), WithJsonSchema(dict(_CONTENT_SCHEMA))]
+    content: Annotated[Any, PlainValidator(plain_text), WithJsonSchema(dict(_CONTENT_SCHEMA))]
     name: str | None = None
 
     def for_template(self) -> dict[str, Any]:
