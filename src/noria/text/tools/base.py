@@ -31,7 +31,7 @@ class ToolParser(ABC):
     - A call is told as soon as its name is certain, and its arguments as they come: JSON text, whose pieces make up
       one object. A call without arguments has "{}".
     - What may still become a call is held back; when it turns out not to be one, all of it is content.
-    - White space next to a call belongs to the format and is dropped; all other text is content, character by character.
+    - White space next to a call belongs to the format and is dropped; all other text is content.
     - A call that breaks after it was told keeps the arguments it got, which then are no JSON, and what follows is
       content. So it is with an answer that was cut off, which is why nothing is ever made up to complete it.
 

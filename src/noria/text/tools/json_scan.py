@@ -65,7 +65,7 @@ class JsonScanner:
         return len(self._closers)
 
     def feed(self, char: str) -> str | None:
-        """Takes a character; returns the JSON text for it, or None when it cannot come here (and then takes nothing)."""
+        """Takes a character; returns the JSON text for it, or None when it cannot come here."""
         match self.at:
             case At.STRING:
                 return self._feed_string(char)

@@ -1,5 +1,5 @@
-"""Mistral: [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], and since tokenizer v11 [TOOL_CALLS]name[ARGS]{...} for
-each call, where [CALL_ID]id may stand between the two and [ARGS] may be missing."""
+"""Mistral: [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], and since tokenizer v11 [TOOL_CALLS]name[ARGS]{...}
+for each call, where [CALL_ID]id may stand between the two and [ARGS] may be missing."""
 
 from __future__ import annotations
 

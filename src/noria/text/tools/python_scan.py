@@ -106,8 +106,8 @@ class PythonScanner:
         self._at, code = _At.STRING, int(self._digits, 16)
         if code > 0x10FFFF:
             return None
-        # As an escape, so that two halves of a surrogate pair become one character again.
-        return f"\\u{code:04x}" if code < 0x10000 else _in_string(chr(code))
+        # Half of a surrogate pair stays an escape: with its other half it is one character again.
+        return f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else _in_string(chr(code))
 
     def _feed_word(self, char: str) -> str | None:
         if char in _WORD_CHARS:

@@ -1,4 +1,5 @@
-"""Calls as a list in Python, [f(a=1, b="x"), g()]: Llama 4 (within <|python_start|> and <|python_end|>), Llama 3.2, ToolACE.
+"""Calls as a list in Python, [f(a=1, b="x"), g()]: Llama 3.2, ToolACE, and Llama 4 within <|python_start|> and
+<|python_end|>.
 
 The list stands at the beginning of a line. Only the names of tools that there are make it a call.
 """
