@@ -20,6 +20,19 @@ _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
 
 
+_NAMES_IN_CHATS: Mapping[str, str] = MappingProxyType(
+    {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "logprobs": f"include with {_LOGPROBS}",
+        "reasoning_effort": "reasoning.effort",
+        "verbosity": "text.verbosity",
+    }
+)
+
+
 class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -189,11 +202,16 @@ class ResponseBody(SamplingBody):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_truncation(cls, content: Any) -> Any:
-        """With the name of what is meant: auto is a value that OpenAI has."""
-        if isinstance(content, dict) and content.get("truncation") == "auto":
+    def _refuse_by_name(cls, content: Any) -> Any:
+        """With a better hint than the general one."""
+        if not isinstance(content, dict):
+            return content
+        if content.get("truncation") == "auto":
             raise FieldError("truncation", 'truncation "auto" is not supported; shorten the input, or start anew')
-        return content
+        for name, here in _NAMES_IN_CHATS.items():
+            if content.get(name) is not None:
+                raise FieldError(name, f"{name} is not supported; here it is {here}")
+        return {name: value for name, value in content.items() if name not in _NAMES_IN_CHATS}
 
     @model_validator(mode="after")
     def _check(self) -> ResponseBody:
