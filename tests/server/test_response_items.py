@@ -32,12 +32,7 @@ def told(deltas: list[Delta], status: Any = "completed") -> tuple[list[dict[str,
 
 
 def test_thoughts_words_and_calls_are_items_of_their_own() -> None:
-    calls = [
-        CallDelta(0, "", "mill", "c0"),
-        CallDelta(0, '{"a"'),
-        CallDelta(0, ": 1}"),
-        CallDelta(1, "{}", "saw", "c1"),
-    ]
+    mill_call = [CallDelta(0, "", "mill", "c0"), CallDelta(0, '{"a"'), CallDelta(0, ": 1}")]
     deltas = [ReasoningDelta("hm"), ReasoningDelta("m"), ContentDelta("I "), ContentDelta("call"), *mill_call]
     items, events = told([*deltas, CallDelta(1, "{}", "saw", "c1"), ContentDelta("done")])
     assert [item["type"] for item in items] == ["reasoning", "message", "function_call", "function_call", "message"]
