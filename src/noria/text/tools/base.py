@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from noria.text.deltas import CallDelta, ContentDelta, Delta, merged
 from noria.text.tools.json_scan import WHITESPACE
+from noria.text.tools.structure import Spelling
 
 
 def new_call_id() -> str:
@@ -40,6 +41,7 @@ class ToolParser(ABC):
 
     MARKERS: ClassVar[tuple[str, ...]] = ()  # what a call may begin with, anywhere
     OPENERS: ClassVar[str] = ""  # characters that may begin a call at the beginning of a line
+    SPELLING: ClassVar[Spelling | None] = None  # of the calls it reads; None: no grammar can tell arguments like these
     new_id: ClassVar[Callable[[], str]] = staticmethod(new_call_id)
 
     def __init__(self, tools: Collection[str]) -> None:
@@ -74,6 +76,11 @@ class ToolParser(ABC):
         self._say(self._space)
         self._space = ""
         return self._take_news()
+
+    @classmethod
+    def spelling(cls, template: str) -> Spelling | None:
+        """As the model with that chat template writes them."""
+        return cls.SPELLING
 
     @abstractmethod
     def _open(self, opening: str) -> None:
