@@ -12,10 +12,11 @@ from pydantic.json_schema import models_json_schema
 from noria import __version__
 from noria.server.schema.chat import ChatBody
 from noria.server.schema.completion import CompletionBody
+from noria.server.schema.responses import ResponseBody
 from noria.server.schema.tokenize import DetokenizeBody, TokenizeBody
 
 _REFERENCE = "#/components/schemas/{model}"
-_BODIES = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
+_BODIES = (CompletionBody, ChatBody, ResponseBody, TokenizeBody, DetokenizeBody)
 
 
 def takes(body: type[BaseModel]) -> dict[str, Any]:

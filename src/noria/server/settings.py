@@ -18,6 +18,7 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = ()  # what requests call the model; none: its name on the command line
     max_body_bytes: int = 16 << 20  # of a request's body; a longer one is refused with 413
     max_queued_requests: int = 1024  # sequences that may wait beyond those that run; more are refused with 429
+    response_store_bytes: int = 256 << 20  # for responses that are kept, in memory, for later; 0 keeps none
     request_timeout: float | None = None  # seconds from a request to the end of its answer; None: no limit
     drain_timeout: float = 30.0  # seconds that running requests get to finish after SIGTERM
     engine_timeout: float = 60.0  # seconds of silence after which the engine counts as frozen and /ready turns red
@@ -32,6 +33,10 @@ class ServerConfig:
             (all(self.served_model_name), "served_model_name must not be empty"),
             (self.max_body_bytes >= 1, f"max_body_bytes must be at least 1, not {self.max_body_bytes}"),
             (self.max_queued_requests >= 0, f"max_queued_requests must be at least 0, not {self.max_queued_requests}"),
+            (
+                self.response_store_bytes >= 0,
+                f"response_store_bytes must be at least 0, not {self.response_store_bytes}",
+            ),
             (
                 self.request_timeout is None or self.request_timeout > 0,
                 f"request_timeout must be positive, not {self.request_timeout}",

@@ -12,6 +12,7 @@ from noria.engine.client import EngineClient
 from noria.errors import UnavailableError
 from noria.server.errors import ApiError
 from noria.server.metrics import ServerMetrics
+from noria.server.responses.store import ResponseStore
 from noria.server.settings import ServerConfig
 
 
@@ -24,7 +25,11 @@ class ServerState:
     metrics: ServerMetrics
     created: int = field(default_factory=lambda: int(time.time()))  # of the model, in seconds since 1970
     draining: bool = False  # no new work is taken; what runs is finished
-    active: int = 0  # HTTP requests that are not answered to the end
+    active: int = 0  # HTTP requests that are not answered to the end, and responses in the background
+    responses: ResponseStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.responses = ResponseStore(self.config.response_store_bytes)
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises ApiError 404 for another model's."""

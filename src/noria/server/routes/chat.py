@@ -12,9 +12,10 @@ from starlette.responses import Response
 
 from noria.engine.outputs import CompletionOutput
 from noria.server import generation
-from noria.server.answers import UsageCount, ending, envelope, new_id, usage
+from noria.server.answers import UsageCount, ending, envelope, usage
 from noria.server.errors import json_response
 from noria.server.generation import Job
+from noria.server.ids import new_id
 from noria.server.logprobs import for_chat
 from noria.server.openapi import takes
 from noria.server.requests import body_of
@@ -34,6 +35,14 @@ async def encode_conversation(state: ServerState, body: ConversationBody) -> lis
     )
 
 
+async def prepare_chat(state: ServerState, request_id: str, body: ChatBody) -> Job:
+    """Raises what encode_conversation and generation.prepare raise."""
+    prompt = await encode_conversation(state, body)
+    return await generation.prepare(
+        state, request_id, [prompt], body.params, cache_salt=body.cache_salt, priority=body.priority
+    )
+
+
 def chat_routes() -> APIRouter:
     router = APIRouter()
 
@@ -42,14 +51,7 @@ def chat_routes() -> APIRouter:
         request: Request, state: State, body: Annotated[ChatBody, Depends(body_of(ChatBody))]
     ) -> Response:
         model = state.check_model(body.model)
-        job = await generation.prepare(
-            state,
-            new_id("chatcmpl"),
-            [await encode_conversation(state, body)],
-            body.params,
-            cache_salt=body.cache_salt,
-            priority=body.priority,
-        )
+        job = await prepare_chat(state, new_id("chatcmpl"), body)
         writer = _Writer(state, job, body, model)
         if body.stream:
             return EventStream(writer.stream())

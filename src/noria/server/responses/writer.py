@@ -1,0 +1,162 @@
+"""Writes one response: what the engine generates becomes typed events, the last of which is the whole response."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from noria.engine.outputs import RequestOutput
+from noria.server import generation
+from noria.server.errors import ApiError, api_error
+from noria.server.generation import Job
+from noria.server.logprobs import for_chat
+from noria.server.responses.output import Event, OutputItems
+from noria.server.responses.store import Record
+from noria.server.schema.responses import ResponseBody
+from noria.server.state import ServerState
+from noria.text.deltas import ContentDelta, Delta, ReasoningDelta
+
+
+class Reader(Protocol):
+    """Tells content, reasoning and calls apart in the text of one answer."""
+
+    def push(self, text: str) -> list[Delta]: ...
+
+    def finish(self) -> list[Delta]: ...
+
+
+class PlainReader:
+    """All is content."""
+
+    def push(self, text: str) -> list[Delta]:
+        return [ContentDelta(text)] if text else []
+
+    def finish(self) -> list[Delta]:
+        return []
+
+
+def begun(response_id: str, body: ResponseBody, model: str, *, store: bool) -> dict[str, Any]:
+    """A response of which there is nothing yet but what was asked for."""
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "background": bool(body.background),
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": body.metadata or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": store,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": body.format.echo()},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [tool.echo() for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "user": body.user,
+    }
+
+
+class ResponseWriter:
+    """For one use of `events`."""
+
+    def __init__(self, state: ServerState, job: Job, body: ResponseBody, record: Record, reader: Reader) -> None:
+        self._state = state
+        self._job = job
+        self._record = record
+        self._reader = reader
+        self._num_top = body.top_logprobs or 0
+        self._items = OutputItems(with_logprobs=body.with_logprobs)
+        self._waiting: list[Any] = []  # log-probabilities of tokens whose text is held back
+        self._num_cached = self._num_output = self._num_reasoning = 0
+        self._is_reasoning = False
+        self._was_cut = False
+        self.error: ApiError | None = None  # why it failed
+
+    async def events(self) -> AsyncGenerator[Event]:
+        """Ends with response.completed, .incomplete or .failed; the record's response is then as in that event.
+
+        Raises nothing: what goes wrong is told in the last event, and kept in `error`.
+        """
+        numbers = itertools.count()
+        async with aclosing(self._unnumbered()) as events:
+            async for each in events:
+                yield {"type": each["type"], "sequence_number": next(numbers), **each}
+
+    async def _unnumbered(self) -> AsyncGenerator[Event]:
+        self._record.response["output"] = self._items.items  # whoever asks for it meanwhile sees what there is
+        yield self._about("response.created")
+        yield self._about("response.in_progress")
+        try:
+            async with aclosing(generation.run(self._state, self._job)) as parts:
+                async for _, part in parts:
+                    for event in self._take(part):
+                        yield event
+            for event in self._finish():
+                yield event
+        except Exception as error:
+            self.error = api_error(error)
+            yield self._end("failed", error={"code": "server_error", "message": self.error.message})
+        else:
+            details = {"reason": "max_output_tokens"} if self._was_cut else None
+            yield self._end("incomplete" if self._was_cut else "completed", incomplete_details=details)
+
+    def _take(self, part: RequestOutput) -> Iterator[Event]:
+        self._num_cached = part.num_cached_tokens
+        for output in part.outputs:
+            self._num_output += len(output.token_ids)
+            self._was_cut = output.finish_reason == "length"
+            if (logprobs := for_chat(output, self._state.engine.tokenizer, self._num_top)) is not None:
+                self._waiting += logprobs["content"]
+            deltas = self._reader.push(output.text)
+            if self._is_reasoning or any(isinstance(delta, ReasoningDelta) for delta in deltas):
+                self._num_reasoning += len(output.token_ids)
+            yield from self._tell(deltas)
+
+    def _finish(self) -> Iterator[Event]:
+        yield from self._tell(self._reader.finish())
+        yield from self._items.finish("incomplete" if self._was_cut else "completed")
+
+    def _tell(self, deltas: list[Delta]) -> Iterator[Event]:
+        """Log-probabilities are told with the content that their tokens became; those of all else are dropped."""
+        for delta in deltas:
+            self._is_reasoning = isinstance(delta, ReasoningDelta)
+            logprobs, self._waiting = self._waiting, []
+            yield from self._items.take(delta, logprobs if isinstance(delta, ContentDelta) else ())
+
+    def _end(self, status: str, **changes: Any) -> Event:
+        completed = {"completed_at": int(time.time())} if status == "completed" else {}
+        self._record.response.update(status=status, usage=self._usage, **completed, **changes)
+        self._state.responses.settle(self._record)
+        return self._about(f"response.{status}")
+
+    def _about(self, kind: str) -> Event:
+        return {"type": kind, "response": self._record.response}
+
+    @property
+    def _usage(self) -> dict[str, Any]:
+        num_input = self._job.num_prompt_tokens
+        return {
+            "input_tokens": num_input,
+            "input_tokens_details": {"cached_tokens": self._num_cached, "cache_write_tokens": 0},
+            "output_tokens": self._num_output,
+            "output_tokens_details": {"reasoning_tokens": self._num_reasoning},
+            "total_tokens": num_input + self._num_output,
+        }
