@@ -106,6 +106,8 @@ async def _run_one(state: ServerState, job: Job, index: int) -> AsyncGenerator[R
         async for part in parts:
             timer.see(part)
             for output in part.outputs:
+                if output.finish_reason == "error" and isinstance(output.stop_reason, str):
+                    raise RequestError(output.stop_reason)
                 if output.finish_reason == "error":
                     raise NoriaError("the request failed while it ran; the server's log says why")
                 if output.finish_reason == "abort":
