@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from noria.engine.outputs import RequestOutput
 from noria.errors import NoriaError, RequestError, UnavailableError
 from noria.server.metrics import RequestTimer
 from noria.server.state import ServerState
+from noria.text.answer import AnswerParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Job:
     params: SamplingParams
     cache_salt: str | None = None
     priority: int = 0
+    new_parser: Callable[[], AnswerParser] = AnswerParser  # of one answer's text
 
     @property
     def num_prompt_tokens(self) -> int:

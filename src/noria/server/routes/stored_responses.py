@@ -49,9 +49,7 @@ def stored_response_routes() -> APIRouter:
         _query(request, ())
         record = state.responses.get(response_id)
         if record.task is None:
-            raise ApiError(
-                400, f"the response {response_id} was not made with background; close its stream instead"
-            )
+            raise ApiError(400, f"the response {response_id} was not made with background; close its stream instead")
         await background.cancel(record)
         return json_response(record.response)
 

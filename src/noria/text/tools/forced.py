@@ -5,12 +5,14 @@ from __future__ import annotations
 from noria.text.tools.json_calls import JsonCallParser
 from noria.text.tools.structure import Spelling
 
+FORCED_SPELLING = Spelling('{"name": NAME, "parameters": ', "}", before="[", between=", ", after="]")
+
 
 class ForcedParser(JsonCallParser):
     """The answer is an array of calls, [{"name": ..., "parameters": {...}}, ...]."""
 
     OPENERS = "["
-    SPELLING = Spelling('{"name": NAME, "parameters": ', "}", before="[", between=", ", after="]")
+    SPELLING = FORCED_SPELLING
 
     def _open(self, opening: str) -> None:
         self._read_array()
