@@ -16,8 +16,12 @@ import pytest
 from server_process import ServerProcess, is_alive, wait_for
 
 LONG: Any = {
-    **{"prompt": [5, 6, 7], "max_tokens": 250, "temperature": 0, "extra_body": {"ignore_eos": True}},
-    **{"stream": True, "stream_options": {"include_usage": True}},
+    "prompt": [5, 6, 7],
+    "max_tokens": 250,
+    "temperature": 0,
+    "extra_body": {"ignore_eos": True},
+    "stream": True,
+    "stream_options": {"include_usage": True},
 }
 
 

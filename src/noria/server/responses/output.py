@@ -36,10 +36,14 @@ class OutputItems:
                 self._logprobs += logprobs
                 yield from self._grow("response.output_text.delta", text, content_index=0, logprobs=list(logprobs))
 
-    def finish(self, status: Status) -> Iterator[Event]:
-        """The last item bears the mark of an answer that was cut off. An answer of nothing is an empty message."""
+    def finish(self, status: Status, logprobs: Sequence[Any] = ()) -> Iterator[Event]:
+        """The last item bears the mark of an answer that was cut off. An answer of nothing is an empty message.
+
+        logprobs: of tokens after the last piece, which have no text.
+        """
         if self._open is None and not self.items:
             yield from self._switch("message")
+        self._logprobs += logprobs
         yield from self._close(status)
 
     def _take_call(self, delta: CallDelta) -> Iterator[Event]:

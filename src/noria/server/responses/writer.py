@@ -115,7 +115,7 @@ class ResponseWriter:
 
     def _finish(self) -> Iterator[Event]:
         yield from self._tell(self._reader.finish())
-        yield from self._items.finish("incomplete" if self._was_cut else "completed")
+        yield from self._items.finish("incomplete" if self._was_cut else "completed", self._waiting)
 
     def _tell(self, deltas: list[Delta]) -> Iterator[Event]:
         """Log-probabilities are told with the content that their tokens became; those of all else are dropped."""
