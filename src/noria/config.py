@@ -96,8 +96,8 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    presence_penalty: float = 0.0  # -2 to 2: subtracted from the logits of tokens that were generated before
-    frequency_penalty: float = 0.0  # -2 to 2: the same, once for each time they were
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens that were generated before; -2 to 2
+    frequency_penalty: float = 0.0  # the same, once for each time they were; -2 to 2
     repetition_penalty: float = 1.0  # above 1: makes tokens of prompt and output less likely
     logit_bias: dict[int, float] | tuple[tuple[int, float], ...] | None = None  # token id -> -100 to 100, added to it
     allowed_token_ids: TokenIds = None  # no other token is sampled

@@ -88,6 +88,8 @@ class AsyncLLM:
             cache_salt=cache_salt,
             priority=priority,
         )
+        if sampling_params is not None and sampling_params.structured_outputs is not None:
+            await asyncio.to_thread(self._front.validate, sampling_params)
         stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
 
         def submit() -> None:

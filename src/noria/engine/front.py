@@ -78,6 +78,12 @@ class EngineFront:
         """Admits a prompt, or raises RequestError and changes nothing."""
         self.submit(self.prepare(request_id, prompt, params, cache_salt=cache_salt, priority=priority))
 
+    def validate(self, params: SamplingParams) -> None:
+        """Waits until the grammar of a request is compiled, if it has one. Callable from any thread, but not from the
+        one that runs steps. Raises RequestError when it is a bad one."""
+        if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+            self.engine.core.structured.compiler.validate(params.structured_outputs)
+
     def prepare(
         self,
         request_id: str,

@@ -172,6 +172,7 @@ class LLM:
     def _submit(self, prompt: Prompt, params: SamplingParams, **options: Any) -> str:
         request_id = str(next(self._ids))
         group = self._front.prepare(request_id, prompt, params, **options)
+        self._front.validate(params)
         with self._lock, deferred_interrupts():
             self._front.submit(group)
             self._outbox[request_id] = deque()

@@ -99,8 +99,8 @@ def activation_bytes(config: ResolvedConfig, model: DecoderConfig, dtype_bytes: 
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     per_token = 4 * (4 * model.hidden_size + 3 * model.intermediate_size) + 2 * dtype_bytes * heads
     # float32 logits and what the sampler makes of them: biased, penalized, scaled, noise, keys, masks; and the two
-    # tables that shaped requests use.
-    per_row = (9 + 2) * 4 * model.vocab_size
+    # tables that shaped requests use, and the masks of grammars, of a bit per token.
+    per_row = (9 + 2) * 4 * model.vocab_size + 3 * model.vocab_size // 8
     return (
         (buckets.tokens[-1] + PREFILL_TOKENS) * per_token
         + buckets.requests[-1] * per_row

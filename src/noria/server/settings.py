@@ -7,6 +7,9 @@ from typing import Literal
 
 from noria.errors import ConfigError
 
+ToolFormat = Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"]
+ReasoningFormat = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
@@ -23,6 +26,9 @@ class ServerConfig:
     drain_timeout: float = 30.0  # seconds that running requests get to finish after SIGTERM
     engine_timeout: float = 60.0  # seconds of silence after which the engine counts as frozen and /ready turns red
     access_log: bool = False  # a line of JSON on stderr for every request: its id, path, status and seconds
+    tool_call_parser: ToolFormat = "auto"  # how the model writes tool calls; auto: as its chat template says
+    reasoning_parser: ReasoningFormat = "auto"  # how it marks what it thinks before it answers
+    enable_auto_tool_choice: bool = True  # a request with tools may leave it to the model whether it calls
     on_engine_death: Literal["restart", "exit"] = "restart"  # when the engine dies after it had been ready
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 
 from noria.engine.client import EngineClient
 from noria.errors import UnavailableError
+from noria.server.dialect import Dialect, dialect_of
 from noria.server.errors import ApiError
 from noria.server.metrics import ServerMetrics
 from noria.server.responses.store import ResponseStore
@@ -27,8 +28,10 @@ class ServerState:
     draining: bool = False  # no new work is taken; what runs is finished
     active: int = 0  # HTTP requests that are not answered to the end, and responses in the background
     responses: ResponseStore = field(init=False)
+    dialect: Dialect = field(init=False)
 
     def __post_init__(self) -> None:
+        self.dialect = dialect_of(self.config, self.engine.tokenizer)
         self.responses = ResponseStore(self.config.response_store_bytes)
 
     def check_model(self, name: str | None) -> str:

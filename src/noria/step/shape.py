@@ -28,7 +28,8 @@ class Tables:
 
     @staticmethod
     def abstract(rows: int, vocab: int) -> Tables:
-        return Tables(jax.ShapeDtypeStruct((rows, vocab), jnp.int32), jax.ShapeDtypeStruct((rows, vocab), jnp.float32))
+        counts, bias = (jax.ShapeDtypeStruct((rows, vocab), dtype) for dtype in (jnp.int32, jnp.float32))
+        return Tables(counts, bias)  # pyright: ignore[reportArgumentType]
 
 
 def edit(tables: Tables, packed: jax.Array) -> Tables:
@@ -43,6 +44,22 @@ def edit(tables: Tables, packed: jax.Array) -> Tables:
     counts = counts.at[of_kind(OUTPUT)].add(2 * values, mode="drop")
     bias = jnp.where(is_first, to_float(packed[2]), bias).at[of_kind(BIAS)].set(to_float(values), mode="drop")
     return Tables(tables.counts.at[row].set(counts), tables.bias.at[row].set(bias))
+
+
+def apply_mask(logits: jax.Array, mask: jax.Array) -> jax.Array:
+    """logits [R, V]; mask int32 [R, ceil(V / 32)], see GrammarMasks, all ones for a row without a grammar."""
+
+    def masked(logits: jax.Array) -> jax.Array:
+        bits = (mask[:, :, None] >> jnp.arange(32)) & 1  # [R, W, 32]
+        allowed = bits.reshape(mask.shape[0], -1)[:, : logits.shape[1]]
+        return jnp.where(allowed == 1, logits, -jnp.inf)
+
+    return lax.cond(jnp.any(mask != -1), masked, lambda x: x, logits)
+
+
+def mask_width(vocab: int) -> int:
+    """Words of a row of a mask."""
+    return -(-vocab // 32)
 
 
 def count(tables: Tables, shaping: ShapingInputs, token_ids: jax.Array) -> Tables:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tool_texts import TOOLS, Read, read
 
 from noria.text.tools.base import ToolParser
-from noria.text.tools.forced import NamedParser, RequiredParser
+from noria.text.tools.forced import ForcedParser
 from noria.text.tools.formats import TOOL_PARSERS, recognize
 
-PARSERS: dict[str, type[ToolParser]] = {**TOOL_PARSERS, "required": RequiredParser, "named": NamedParser}
+PARSERS: dict[str, type[ToolParser]] = {**TOOL_PARSERS, "forced": ForcedParser}
 PIECES = st.sampled_from(
     [
         "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|python_start|>",
@@ -38,7 +38,7 @@ TEXTS = st.lists(PIECES | CALLS | st.text(max_size=3), max_size=12).map("".join)
 
 
 def parser_of(name: str) -> ToolParser:
-    return PARSERS[name](TOOLS[:1] if name == "named" else TOOLS)
+    return PARSERS[name](TOOLS)
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -85,8 +85,7 @@ def test_arguments_arrive_as_they_were_meant(name: str, arguments: dict) -> None
         "hermes": f'<tool_call>\n{{"name": "now", "arguments": {meant}}}\n</tool_call>',
         "llama3_json": f'{{"name": "now", "parameters": {meant}}}',
         "mistral": f'[TOOL_CALLS][{{"name": "now", "arguments": {meant}}}]',
-        "required": f'[{{"name": "now", "parameters": {meant}}}]',
-        "named": meant,
+        "forced": f'[{{"name": "now", "parameters": {meant}}}]',
         "pythonic": f"[now(a={arguments!r})]",
     }[name]
     found = read(parser_of(name), text)

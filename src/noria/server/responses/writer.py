@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 from noria.engine.outputs import RequestOutput
 from noria.server import generation
@@ -17,25 +17,8 @@ from noria.server.responses.output import Event, OutputItems
 from noria.server.responses.store import Record
 from noria.server.schema.responses import ResponseBody
 from noria.server.state import ServerState
+from noria.text.answer import AnswerParser
 from noria.text.deltas import ContentDelta, Delta, ReasoningDelta
-
-
-class Reader(Protocol):
-    """Tells content, reasoning and calls apart in the text of one answer."""
-
-    def push(self, text: str) -> list[Delta]: ...
-
-    def finish(self) -> list[Delta]: ...
-
-
-class PlainReader:
-    """All is content."""
-
-    def push(self, text: str) -> list[Delta]:
-        return [ContentDelta(text)] if text else []
-
-    def finish(self) -> list[Delta]:
-        return []
 
 
 def begun(response_id: str, body: ResponseBody, model: str, *, store: bool) -> dict[str, Any]:
@@ -77,7 +60,7 @@ def begun(response_id: str, body: ResponseBody, model: str, *, store: bool) -> d
 class ResponseWriter:
     """For one use of `events`."""
 
-    def __init__(self, state: ServerState, job: Job, body: ResponseBody, record: Record, reader: Reader) -> None:
+    def __init__(self, state: ServerState, job: Job, body: ResponseBody, record: Record, reader: AnswerParser) -> None:
         self._state = state
         self._job = job
         self._record = record

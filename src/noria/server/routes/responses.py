@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from noria.errors import RequestError
+from noria.server.conversation import prepare_chat
 from noria.server.errors import ApiError, json_response
 from noria.server.ids import new_id
 from noria.server.openapi import takes
@@ -18,8 +19,7 @@ from noria.server.responses import background
 from noria.server.responses.conversation import as_chat
 from noria.server.responses.output import Event
 from noria.server.responses.store import Record, size_of
-from noria.server.responses.writer import PlainReader, ResponseWriter, begun
-from noria.server.routes.chat import prepare_chat
+from noria.server.responses.writer import ResponseWriter, begun
 from noria.server.schema.responses import ResponseBody
 from noria.server.sse import EventStream, answer, named_event
 from noria.server.state import ServerState, State
@@ -65,7 +65,7 @@ async def _prepare(state: ServerState, body: ResponseBody, *, store: bool) -> tu
     response_id = new_id("resp", "_")
     job = await prepare_chat(state, response_id, chat)
     record = Record(begun(response_id, body, model, store=store), context, size)
-    return ResponseWriter(state, job, body, record, PlainReader()), record
+    return ResponseWriter(state, job, body, record, job.new_parser()), record
 
 
 def _previous(state: ServerState, response_id: str) -> Record:

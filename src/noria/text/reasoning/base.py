@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from noria.text.deltas import ContentDelta, Delta, ReasoningDelta, merged
 
 _WHITESPACE = " \t\r\n"
+Thinking = Literal["begun", "maybe", "never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +18,20 @@ class ReasoningFormat:
     end: str
     is_implied: bool = False  # the model thinks first, also where nothing says that it begins to
 
-    def parser(self, prompt: str) -> ReasoningParser:
-        """For the answer to a prompt: templates may open the reasoning in it, or close it to have none.
+    def thinking(self, prompt: str) -> Thinking:
+        """What the answer to a prompt begins with: templates may open the reasoning, or close it to have none.
 
         Only the very end of the prompt counts. What stands before it may be a user's text about markers.
         """
         prompt = prompt.rstrip(_WHITESPACE)
         if prompt.endswith(self.end):
-            return ReasoningParser(self, begun=False, may_begin=False)
-        return ReasoningParser(self, begun=self.is_implied or prompt.endswith(self.begin), may_begin=True)
+            return "never"
+        return "begun" if self.is_implied or prompt.endswith(self.begin) else "maybe"
+
+    def parser(self, prompt: str) -> ReasoningParser:
+        """For one answer to a prompt."""
+        thinking = self.thinking(prompt)
+        return ReasoningParser(self, begun=thinking == "begun", may_begin=thinking != "never")
 
 
 class ReasoningParser:

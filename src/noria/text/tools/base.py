@@ -7,22 +7,13 @@ read by the same code as a streamed one.
 from __future__ import annotations
 
 import secrets
-import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import ClassVar
 
 from noria.text.deltas import CallDelta, ContentDelta, Delta, merged
 from noria.text.tools.json_scan import WHITESPACE
-
-
-def new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
-
-
-def new_short_id() -> str:
-    """Nine letters and digits: what Mistral's templates insist on."""
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+from noria.text.tools.structure import Spelling
 
 
 class ToolParser(ABC):
@@ -40,7 +31,7 @@ class ToolParser(ABC):
 
     MARKERS: ClassVar[tuple[str, ...]] = ()  # what a call may begin with, anywhere
     OPENERS: ClassVar[str] = ""  # characters that may begin a call at the beginning of a line
-    new_id: ClassVar[Callable[[], str]] = staticmethod(new_call_id)
+    SPELLING: ClassVar[Spelling | None] = None  # of the calls it reads; None: no grammar can tell arguments like these
 
     def __init__(self, tools: Collection[str]) -> None:
         """tools: their names. Formats without a marker take nothing else for a call."""
@@ -74,6 +65,16 @@ class ToolParser(ABC):
         self._say(self._space)
         self._space = ""
         return self._take_news()
+
+    @staticmethod
+    def new_id() -> str:
+        """Of a call."""
+        return f"call_{secrets.token_hex(12)}"
+
+    @classmethod
+    def spelling(cls, template: str) -> Spelling | None:
+        """As the model with that chat template writes them."""
+        return cls.SPELLING
 
     @abstractmethod
     def _open(self, opening: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from noria.text.tools.json_calls import JsonCallParser
 from noria.text.tools.json_scan import WHITESPACE
+from noria.text.tools.structure import Spelling
 
 _END = "</tool_call>"
 
 
 class HermesParser(JsonCallParser):
     MARKERS = ("<tool_call>",)
+    SPELLING = Spelling('<tool_call>\n{"name": NAME, "arguments": ', f"}}\n{_END}", between="\n", trigger="<tool_call>")
 
     def _open(self, opening: str) -> None:
         self._read_object(self._after_object)

@@ -6,11 +6,13 @@ from __future__ import annotations
 from noria.text.tools.call_scan import CallScanner
 from noria.text.tools.json_calls import JsonCallParser
 from noria.text.tools.json_scan import WHITESPACE
+from noria.text.tools.structure import Spelling
 
 
 class Llama3JsonParser(JsonCallParser):
     MARKERS = ("<|python_tag|>",)
     OPENERS = "{"
+    SPELLING = Spelling('{"name": NAME, "parameters": ', "}", between="; ")
 
     def _new_scanner(self) -> CallScanner:
         return CallScanner(self._tools, keys=("type", "id"))

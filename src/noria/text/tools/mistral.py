@@ -3,12 +3,13 @@ for each call, where [CALL_ID]id may stand between the two and [ARGS] may be mis
 
 from __future__ import annotations
 
+import secrets
 import string
 from collections.abc import Collection
 
-from noria.text.tools.base import new_short_id
 from noria.text.tools.json_calls import JsonCallParser
 from noria.text.tools.json_scan import WHITESPACE, JsonScanner
+from noria.text.tools.structure import Spelling
 
 _NAME = frozenset(string.ascii_letters + string.digits + "_-.")
 _ARGS, _CALL_ID = "[ARGS]", "[CALL_ID]"
@@ -16,7 +17,7 @@ _ARGS, _CALL_ID = "[ARGS]", "[CALL_ID]"
 
 class MistralParser(JsonCallParser):
     MARKERS = ("[TOOL_CALLS]",)
-    new_id = staticmethod(new_short_id)
+    SPELLING = Spelling('{"name": NAME, "arguments": ', "}", before="[TOOL_CALLS][", between=", ", after="]")
 
     def __init__(self, tools: Collection[str]) -> None:
         super().__init__(tools)
@@ -24,6 +25,18 @@ class MistralParser(JsonCallParser):
         self._id = ""
         self._tag = ""  # the beginning of [ARGS] or [CALL_ID]
         self._json = JsonScanner()
+
+    @staticmethod
+    def new_id() -> str:
+        """Nine letters and digits: its templates insist on that."""
+        return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+    @classmethod
+    def spelling(cls, template: str) -> Spelling | None:
+        if _ARGS not in template:
+            return cls.SPELLING
+        marker = cls.MARKERS[0]
+        return Spelling(f"{marker}NAME{_ARGS}", "", trigger=marker, quotes_name=False)
 
     def _open(self, opening: str) -> None:
         self._name = self._id = self._tag = ""
