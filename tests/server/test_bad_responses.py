@@ -121,7 +121,7 @@ def part(**fields: Any) -> list[dict[str, Any]]:
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "'web_search' is not supported", "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "must have a name", "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, "there is no tool 'x'", "tool_choice"),
-        ({"tool_choice": "required"}, "tool_choice required needs tools", "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice needs tools", "tool_choice"),
         ({"messages": [HI]}, "messages is not supported; here it is input", "messages"),
         ({"max_tokens": 5}, "max_tokens is not supported; here it is max_output_tokens", "max_tokens"),
         ({"max_completion_tokens": 5}, "here it is max_output_tokens", "max_completion_tokens"),

@@ -155,7 +155,7 @@ ToolChoice = Annotated[
 class ResponseBody(SamplingBody):
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         {
-            **{name: values for name, values in UNSUPPORTED.items() if name != "response_format"},
+            **UNSUPPORTED,
             "n": (1,),
             "prompt_logprobs": (),
             "access_programs": (),
@@ -231,11 +231,6 @@ class ResponseBody(SamplingBody):
             raise RequestError(
                 f"metadata must have keys of at most {_MAX_KEY} characters, values of at most {_MAX_VALUE}"
             )
-        names = [tool.name for tool in self.tools or ()]
-        if isinstance(self.tool_choice, dict) and self.tool_choice["name"] not in names:
-            raise RequestError(f"tool_choice: there is no tool {self.tool_choice['name']!r}; add it to tools")
-        if self.tool_choice == "required" and not names:
-            raise RequestError("tool_choice required needs tools; add some, or leave it out")
         return self
 
     @property
