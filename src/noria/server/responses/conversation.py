@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,18 +20,17 @@ from noria.server.schema.responses import ResponseBody
 _OWN = frozenset({"stream", "stream_options", "user", "store", "metadata", "tools", "tool_choice", "reasoning"})
 _SHARED = tuple(sorted((ResponseBody.model_fields.keys() & ChatBody.model_fields.keys()) - _OWN))
 # What complaints call these.
-_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "max_completion_tokens": "max_output_tokens",
-        "response_format.json_schema": "text.format",
-        "response_format": "text.format",
-        "messages": "input",
-    }
+_NAMES = (
+    (r"\bmax_completion_tokens\b", "max_output_tokens"),
+    (r"\bmax_tokens\b", "max_output_tokens"),
+    (r"\bresponse_format\b(\.json_schema)?", "text.format"),
+    (r"\bmessages(?=\[|:)|^messages$", "input"),
+    (r"\b(tools\[\d+\])\.function\b", r"\1"),
 )
 
 
 def as_chat(body: ResponseBody, items: Sequence[Item]) -> ChatBody:
-    """items: the whole conversation. Raises ApiError 400 and RequestError, in the terms of /v1/responses."""
+    """items: the whole conversation. Raises ApiError 400 and RequestError, in the terms of chats."""
     shared = {name: getattr(body, name) for name in _SHARED}
     own = {
         "messages": [*_system(body), *messages_of(items)],
@@ -46,13 +46,26 @@ def as_chat(body: ResponseBody, items: Sequence[Item]) -> ChatBody:
         return ChatBody.model_validate(content)
     except ValidationError as error:
         message, param = describe_invalid(error, ChatBody)
-        raise ApiError(400, in_own_terms(message), param=param and in_own_terms(param)) from None
+        raise ApiError(400, message, param=param) from None
 
 
-def in_own_terms(text: str) -> str:
-    """A complaint about a chat, with the names that the parameters have here."""
-    for theirs, ours in _NAMES.items():
-        text = text.replace(theirs, ours)
+@contextlib.contextmanager
+def in_own_terms() -> Iterator[None]:
+    """Complaints about a chat, with the names that its parameters have here."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status != 400:
+            raise
+        param = error.param and _renamed(error.param)
+        raise ApiError(400, _renamed(error.message), param=param, code=error.code) from None
+    except RequestError as error:
+        raise RequestError(_renamed(str(error))) from None
+
+
+def _renamed(text: str) -> str:
+    for theirs, ours in _NAMES:
+        text = re.sub(theirs, ours, text)
     return text
 
 

@@ -17,7 +17,6 @@ from noria.server.responses.output import Event, OutputItems
 from noria.server.responses.store import Record
 from noria.server.schema.responses import ResponseBody
 from noria.server.state import ServerState
-from noria.text.answer import AnswerParser
 from noria.text.deltas import ContentDelta, Delta, ReasoningDelta
 
 
@@ -60,16 +59,16 @@ def begun(response_id: str, body: ResponseBody, model: str, *, store: bool) -> d
 class ResponseWriter:
     """For one use of `events`."""
 
-    def __init__(self, state: ServerState, job: Job, body: ResponseBody, record: Record, reader: AnswerParser) -> None:
+    def __init__(self, state: ServerState, job: Job, body: ResponseBody, record: Record) -> None:
         self._state = state
         self._job = job
         self._record = record
-        self._reader = reader
+        self._parser = job.new_parser()
         self._num_top = body.top_logprobs or 0
         self._items = OutputItems(with_logprobs=body.with_logprobs)
         self._waiting: list[Any] = []  # log-probabilities of tokens whose text is held back
+        self._num_waiting = 0  # such tokens
         self._num_cached = self._num_output = self._num_reasoning = 0
-        self._is_reasoning = False
         self._was_cut = False
         self.error: ApiError | None = None  # why it failed
 
@@ -108,20 +107,21 @@ class ResponseWriter:
             self._was_cut = output.finish_reason == "length"
             if (logprobs := for_chat(output, self._state.engine.tokenizer, self._num_top)) is not None:
                 self._waiting += logprobs["content"]
-            deltas = self._reader.push(output.text)
-            if self._is_reasoning or any(isinstance(delta, ReasoningDelta) for delta in deltas):
-                self._num_reasoning += len(output.token_ids)
-            yield from self._tell(deltas)
+            self._num_waiting += len(output.token_ids)
+            yield from self._tell(self._parser.push(output.text))
 
     def _finish(self) -> Iterator[Event]:
-        yield from self._tell(self._reader.finish())
+        yield from self._tell(self._parser.finish())
         yield from self._items.finish("incomplete" if self._was_cut else "completed", self._waiting)
 
     def _tell(self, deltas: list[Delta]) -> Iterator[Event]:
-        """Log-probabilities are told with the content that their tokens became; those of all else are dropped."""
+        """Tokens belong to the first delta that they lead to, marks around reasoning and calls included. Their
+        log-probabilities are told with content, and with nothing else."""
         for delta in deltas:
-            self._is_reasoning = isinstance(delta, ReasoningDelta)
             logprobs, self._waiting = self._waiting, []
+            num_tokens, self._num_waiting = self._num_waiting, 0
+            if isinstance(delta, ReasoningDelta):
+                self._num_reasoning += num_tokens
             yield from self._items.take(delta, logprobs if isinstance(delta, ContentDelta) else ())
 
     def _end(self, status: str, **changes: Any) -> Event:

@@ -16,7 +16,7 @@ from noria.server.ids import new_id
 from noria.server.openapi import takes
 from noria.server.requests import body_of
 from noria.server.responses import background
-from noria.server.responses.conversation import as_chat
+from noria.server.responses.conversation import as_chat, in_own_terms
 from noria.server.responses.output import Event
 from noria.server.responses.store import Record, size_of
 from noria.server.responses.writer import ResponseWriter, begun
@@ -61,11 +61,11 @@ async def _prepare(state: ServerState, body: ResponseBody, *, store: bool) -> tu
     context, size = tuple(body.input), size_of(body.input)
     if previous is not None:
         context, size = (*previous.conversation, *context), previous.conversation_size + size
-    chat = as_chat(body, context)
     response_id = new_id("resp", "_")
-    job = await prepare_chat(state, response_id, chat)
+    with in_own_terms():
+        job = await prepare_chat(state, response_id, as_chat(body, context))
     record = Record(begun(response_id, body, model, store=store), context, size)
-    return ResponseWriter(state, job, body, record, job.new_parser()), record
+    return ResponseWriter(state, job, body, record), record
 
 
 def _previous(state: ServerState, response_id: str) -> Record:

@@ -20,6 +20,19 @@ _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
 
 
+_NAMES_IN_CHATS: Mapping[str, str] = MappingProxyType(
+    {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "logprobs": f"include with {_LOGPROBS}",
+        "reasoning_effort": "reasoning.effort",
+        "verbosity": "text.verbosity",
+    }
+)
+
+
 class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -142,7 +155,7 @@ ToolChoice = Annotated[
 class ResponseBody(SamplingBody):
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         {
-            **{name: values for name, values in UNSUPPORTED.items() if name != "response_format"},
+            **UNSUPPORTED,
             "n": (1,),
             "prompt_logprobs": (),
             "access_programs": (),
@@ -189,11 +202,16 @@ class ResponseBody(SamplingBody):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_truncation(cls, content: Any) -> Any:
-        """With the name of what is meant: auto is a value that OpenAI has."""
-        if isinstance(content, dict) and content.get("truncation") == "auto":
+    def _refuse_by_name(cls, content: Any) -> Any:
+        """With a better hint than the general one."""
+        if not isinstance(content, dict):
+            return content
+        if content.get("truncation") == "auto":
             raise FieldError("truncation", 'truncation "auto" is not supported; shorten the input, or start anew')
-        return content
+        for name, here in _NAMES_IN_CHATS.items():
+            if content.get(name) is not None:
+                raise FieldError(name, f"{name} is not supported; here it is {here}")
+        return {name: value for name, value in content.items() if name not in _NAMES_IN_CHATS}
 
     @model_validator(mode="after")
     def _check(self) -> ResponseBody:
@@ -213,11 +231,6 @@ class ResponseBody(SamplingBody):
             raise RequestError(
                 f"metadata must have keys of at most {_MAX_KEY} characters, values of at most {_MAX_VALUE}"
             )
-        names = [tool.name for tool in self.tools or ()]
-        if isinstance(self.tool_choice, dict) and self.tool_choice["name"] not in names:
-            raise RequestError(f"tool_choice: there is no tool {self.tool_choice['name']!r}; add it to tools")
-        if self.tool_choice == "required" and not names:
-            raise RequestError("tool_choice required needs tools; add some, or leave it out")
         return self
 
     @property
