@@ -133,13 +133,6 @@ def test_a_parameter_that_the_engine_lacks_is_refused_by_name(tokenizer: Tokeniz
             "messages[0].colour is not supported",
             "messages[0].colour",
         ),
-        (
-            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
-            "tool_calls is not supported",
-            None,
-        ),
-        ({"tools": [{"type": "function"}]}, "tools is not supported", "tools"),
-        ({"tool_choice": "required"}, "tool_choice is not supported", "tool_choice"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs", "top_logprobs"),
         ({"logprobs": 3}, "logprobs: ", "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "logprobs", None),

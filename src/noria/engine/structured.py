@@ -109,7 +109,7 @@ class StructuredRequests:
             matcher.fill(row)
             if matcher.error is not None:
                 self._fail(request, _in_context(request, matcher.error))
-            elif matcher.is_complete and request.num_output_tokens < request.sampling_params.min_tokens:
+            elif _forbids_end(request) and matcher.allows_only_the_end(row):
                 request.finish(FinishReason.STOP)
             if request.is_finished:
                 row[:] = -1
@@ -125,6 +125,10 @@ class StructuredRequests:
     def _fail(self, request: Request, error: str) -> None:
         _log.error("request %s: its grammar failed: %s", request.request_id, error)
         request.finish(FinishReason.ERROR, error)
+
+
+def _forbids_end(request: Request) -> bool:
+    return request.num_output_tokens < request.sampling_params.min_tokens
 
 
 def _in_context(request: Request, error: str) -> str:

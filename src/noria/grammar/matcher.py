@@ -34,11 +34,6 @@ class Matcher:
             return None
         return _one_line(self._matcher.get_error())
 
-    @property
-    def is_complete(self) -> bool:
-        """Nothing but an end-of-sequence token may follow."""
-        return self._matcher.is_stopped()
-
     def accept(self, token_id: int) -> None:
         """Takes a sampled token. What the grammar does not allow is an error."""
         if self._matcher.consume_token(token_id) and token_id in self._eos_token_ids:
@@ -51,6 +46,11 @@ class Matcher:
         count = min(len(row), len(words))
         row[:count] = words[:count]
         row[count:] = 0
+
+    def allows_only_the_end(self, row: np.ndarray) -> bool:
+        """Of a row that was filled: whether it has no other token than those that end a sequence."""
+        ends = sum(int(row[token_id // 32]) >> token_id % 32 & 1 for token_id in self._eos_token_ids)
+        return int(np.bitwise_count(row.view(np.uint32)).sum()) == ends
 
 
 def _one_line(message: str) -> str:

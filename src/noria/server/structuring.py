@@ -21,9 +21,9 @@ def structured(body: ChatBody, dialect: Dialect, thinking: Thinking) -> Structur
     functions = [tool.function for tool in body.offered_tools]
     tools = [Tool(function.name, function.parameters, bool(function.strict)) for function in functions]
     if not tools:
-        node = None if asked is None else _node(asked)
-        if asked is None or node is None or thinking == "never":
+        if asked is None or not _leaves_room(asked, thinking):
             return asked
+        node = _node(asked)
     elif body.choice == "auto":
         node = _unasked(tools, asked, dialect, parallel=body.parallel_tool_calls is not False)
         if node is None:
@@ -50,16 +50,14 @@ def _unasked(
     """The model decides about calls. None: free text."""
     spelling = dialect.spelling
     if asked is not None:
-        node = _node(asked)
-        if spelling is None or node is None:
-            why = f"tool format {dialect.tool_format}" if spelling is None else asked.kind
+        if spelling is None or spelling.looks_like_json or asked.kind not in ("json", "json_object"):
             raise ApiError(
                 400,
-                f"tools and structured output ({asked.kind}) do not go together with {why}; leave one of them out, or "
-                "set tool_choice to none or required",
+                f"tools and structured output ({asked.kind}) do not go together with the tool format "
+                f"{dialect.tool_format}; leave one of them out, or set tool_choice to none or required",
                 param="tools",
             )
-        return either(calls(spelling, tools, parallel=parallel), node)
+        return either(calls(spelling, tools, parallel=parallel), _node(asked))
     strict = next((index for index, tool in enumerate(tools) if tool.strict), None)
     if strict is None:
         return None
@@ -73,8 +71,8 @@ def _unasked(
     return text_with_calls(spelling, tools)
 
 
-def _node(asked: StructuredOutputsParams) -> Node | None:
-    """Structured output as part of a structural tag; None for kinds that cannot be one."""
+def _node(asked: StructuredOutputsParams) -> Node:
+    """Structured output as part of a structural tag."""
     match asked.kind:
         case "json":
             return {"type": "json_schema", "json_schema": _schema(asked.json)}
@@ -82,9 +80,16 @@ def _node(asked: StructuredOutputsParams) -> Node | None:
             return {"type": "json_schema", "json_schema": {"type": "object"}}
         case "regex":
             return {"type": "regex", "pattern": asked.regex}
-        case "choice":
+        case _:
             return either(*({"type": "const_string", "value": text} for text in asked.choice or ()))
-    return None
+
+
+def _leaves_room(asked: StructuredOutputsParams, thinking: Thinking) -> bool:
+    """Whether the model can think before. Grammars and structural tags say everything themselves, and a pattern may
+    match the mark that reasoning begins with."""
+    if asked.kind == "regex":
+        return thinking == "begun"
+    return thinking != "never" and asked.kind in ("json", "json_object", "choice")
 
 
 def _schema(text: Any) -> Mapping[str, Any]:

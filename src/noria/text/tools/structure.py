@@ -37,6 +37,11 @@ class Spelling:
     trigger: str = ""  # what tells a call from text around it, and what `begin` begins with; "": nothing does
     quotes_name: bool = True
 
+    @property
+    def looks_like_json(self) -> bool:
+        """Whether an answer in JSON may begin as a call does. A grammar then cannot have both: it reads greedily."""
+        return (self.before + self.begin).startswith(("{", "[{"))
+
 
 def calls(spelling: Spelling, tools: Sequence[Tool], *, parallel: bool) -> Node:
     """One call or, with `parallel`, more, and nothing else. The arguments follow the tools' schemas."""
