@@ -47,6 +47,8 @@ def test_sampling_defaults() -> None:
         ("frequency_penalty", "1"),
         ("repetition_penalty", 0),
         ("repetition_penalty", -1),
+        ("repetition_penalty", 1e-7),
+        ("repetition_penalty", 1e39),
         ("repetition_penalty", math.inf),
         ("repetition_penalty", math.nan),
         ("logit_bias", {1: 101}),

@@ -161,7 +161,9 @@ def _logprobs(output: CompletionOutput) -> dict[str, Any]:
 
 
 def _by_token(token: TokenLogprobs | None) -> dict[int, dict[str, Any]] | None:
-    return token and {token_id: dataclasses.asdict(logprob) for token_id, logprob in token.items()}
+    if token is None:
+        return None
+    return {token_id: dataclasses.asdict(logprob) for token_id, logprob in token.items()}
 
 
 def _stats(llm: LLM, result: RequestOutput) -> dict[str, Any]:

@@ -364,8 +364,9 @@ class EngineClient:
 
 def _error_of(message: Ended) -> NoriaError:
     kind = getattr(errors, message.kind, None)
-    known = isinstance(kind, type) and issubclass(kind, NoriaError)
-    return kind(message.reason) if known else EngineDeadError(message.reason)
+    if isinstance(kind, type) and issubclass(kind, NoriaError):
+        return kind(message.reason)
+    return EngineDeadError(message.reason)
 
 
 def _prepare(admission: Admission, prompt: Prompt, params: SamplingParams) -> PreparedPrompt:

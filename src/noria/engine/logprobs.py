@@ -45,7 +45,7 @@ class SequenceLogprobs:
         if not self._has_prompt:
             return None
         self._has_prompt = False
-        return [None, *(figures and self._named(figures) for figures in self._request.prompt_logprobs)]
+        return [None, *(self._named(figures) if figures else None for figures in self._request.prompt_logprobs)]
 
     def _named(self, figures: Figures) -> TokenLogprobs:
         named: TokenLogprobs = {}

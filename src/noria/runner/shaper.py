@@ -42,8 +42,9 @@ class Shaper:
         self._open_masks: dict[int, jax.Array] = {}  # by request bucket
         self.mask_width = mask_width(self._config.vocab_size)
         self._sample = jax.jit(steps.sample_shaped, donate_argnums=2)
-        self._edit = jax.jit(edit, donate_argnums=0)
-        self._pick = jax.jit(pick_rows)
+        # Functions of its own: what JAX has compiled of those that engines share never reaches another's compile cache.
+        self._edit = jax.jit(partial(edit), donate_argnums=0)
+        self._pick = jax.jit(partial(pick_rows))
         self._score = jax.jit(steps.score_prompt)
 
     def jobs(self, weights: Any, made_up: Iterable[StepInputs]) -> Jobs:

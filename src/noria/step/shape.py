@@ -28,7 +28,8 @@ class Tables:
 
     @staticmethod
     def abstract(rows: int, vocab: int) -> Tables:
-        return Tables(jax.ShapeDtypeStruct((rows, vocab), jnp.int32), jax.ShapeDtypeStruct((rows, vocab), jnp.float32))
+        counts, bias = (jax.ShapeDtypeStruct((rows, vocab), dtype) for dtype in (jnp.int32, jnp.float32))
+        return Tables(counts, bias)  # pyright: ignore[reportArgumentType]
 
 
 def edit(tables: Tables, packed: jax.Array) -> Tables:
