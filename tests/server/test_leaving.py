@@ -93,7 +93,7 @@ def test_a_full_queue(tokenizer: Tokenizer) -> None:
             assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
             assert response.headers["retry-after"] == "1"
             posts += [asyncio.ensure_future(running.http.post(COMPLETIONS, json=LONG))]  # there is room for one
-            assert all((await post).status_code == 200 for post in posts)
+            assert {response.status_code for response in await asyncio.gather(*posts)} == {200}
             never = error_of(await running.http.post(COMPLETIONS, json={**GOOD, "prompt": ["a"] * 4, "n": 2}))
             assert "8 sequences exceeds the 6" in never["message"]
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ EXACT: Any = {"temperature": 0, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> openai.OpenAI:
-    return server.client()
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with server.client() as client:
+        yield client
 
 
 def test_the_model_is_listed(client: openai.OpenAI) -> None:
@@ -147,11 +149,11 @@ def test_many_streams_and_none_mixed_up(server: ServerProcess) -> None:
 
     found = asyncio.run(work())
     server.wait_idle()
-    client = server.client()
-    for index in range(0, 50, 7):
-        answer = client.completions.create(prompt=prompts[index], **arguments)
-        if index % 3 != 1:
-            assert found[index] == answer.choices[0].model_dump()["token_ids"]
+    with server.client() as client:
+        for index in range(0, 50, 7):
+            answer = client.completions.create(prompt=prompts[index], **arguments)
+            if index % 3 != 1:
+                assert found[index] == answer.choices[0].model_dump()["token_ids"]
     assert [ids is None for ids in found] == [index % 3 == 1 for index in range(50)]
     assert all(ids is None or len(ids) == 20 for ids in found)
 
@@ -211,7 +213,7 @@ def test_bad_input_disturbs_nobody(server: ServerProcess, client: openai.OpenAI,
 
 def test_a_wrong_key(server: ServerProcess) -> None:
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="wrong", max_retries=0)
-    with pytest.raises(openai.AuthenticationError):
+    with client, pytest.raises(openai.AuthenticationError):
         client.completions.create(model="tiny", prompt="a")
 
 

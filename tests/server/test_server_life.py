@@ -15,7 +15,14 @@ import openai
 import pytest
 from server_process import ServerProcess, is_alive, wait_for
 
-LONG: Any = {"prompt": [5, 6, 7], "max_tokens": 250, "temperature": 0, "extra_body": {"ignore_eos": True}}
+LONG: Any = {
+    "prompt": [5, 6, 7],
+    "max_tokens": 250,
+    "temperature": 0,
+    "extra_body": {"ignore_eos": True},
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
 
 
 @pytest.fixture(scope="module")
@@ -28,18 +35,23 @@ def restarting(tiny_text_model: Path, small: list[str], tmp_path_factory: pytest
 
 
 def busy(server: ServerProcess, count: int) -> tuple[ThreadPoolExecutor, list[Any]]:
-    """Streams that run until they end or fail; returns when the first has begun."""
-    begun = threading.Event()
+    """Streams that run until they end or fail; returns when all are accepted and the first has begun."""
+    begun, accepted = threading.Event(), threading.Semaphore(0)
 
     def one() -> int:
-        client, chunks = server.client(), 0
-        for _ in client.completions.create(model=client.models.list().data[0].id, stream=True, **LONG):
-            chunks += 1
-            begun.set()
-        return chunks
+        with server.client() as client:
+            stream = client.completions.create(model=client.models.list().data[0].id, **LONG)
+            accepted.release()
+            usage = None
+            for chunk in stream:
+                begun.set()
+                usage = chunk.usage
+        assert usage is not None
+        return usage.completion_tokens
 
     pool = ThreadPoolExecutor(count)
     answers = [pool.submit(one) for _ in range(count)]
+    assert all(accepted.acquire(timeout=30) for _ in range(count))
     assert begun.wait(30)
     return pool, answers
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +181,27 @@ def test_other_kinds_of_vocabulary_are_refused_by_name(tmp_path: Path) -> None:
     library.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(WeightsError, match="unsupported kind none"):
         load_tokenizer(tmp_path)
+
+
+def test_a_long_text_is_encoded_like_a_short_one_and_stops_no_other_thread(byte_level_folder: Path) -> None:
+    tokenizer = load_tokenizer(byte_level_folder)
+    library = Library.from_file(str(byte_level_folder / "tokenizer.json"))
+    text = "water flows, <|end|> 水 " * 20_000
+    slowest, done = 0.0, threading.Event()
+
+    def look() -> None:
+        nonlocal slowest
+        last = time.perf_counter()
+        while not done.wait(0.001):
+            now = time.perf_counter()
+            slowest, last = max(slowest, now - last), now
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    begin = time.perf_counter()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    took = time.perf_counter() - begin
+    done.set()
+    looker.join()
+    assert ids == library.encode(text, add_special_tokens=False).ids
+    assert slowest < 0.5 * took

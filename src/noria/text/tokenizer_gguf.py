@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Library
 
 from noria.errors import WeightsError
 from noria.text.bytelevel import ByteAlphabet
+from noria.text.library import encoder
 from noria.text.literals import LiteralTokens
 from noria.text.pretokenizers import PreTokenizer, find_pre_tokenizer, pre_tokenizer_names
 from noria.text.spm import SPACE, SentencePieceBPE
@@ -162,7 +163,7 @@ def _byte_level(table: _Table) -> Vocabulary:
     library = _byte_level_library(table, pre_tokenizer)
     alphabet = ByteAlphabet()
     return table.finish(
-        lambda text: library.encode(text, add_special_tokens=False).ids,
+        encoder(library),
         alphabet.to_bytes,
         add_bos=pre_tokenizer.add_bos,
     )

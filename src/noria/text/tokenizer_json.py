@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Library
 
 from noria.errors import WeightsError
 from noria.text.bytelevel import ByteAlphabet
+from noria.text.library import encoder
 from noria.text.spm import SPACE
 from noria.text.tokenizer import END_TOKENS, Vocabulary
 
@@ -45,7 +46,7 @@ def load_vocabulary(folder: Path) -> Vocabulary:
     eos = library.token_to_id(names["eos_token"]) if "eos_token" in names else None
     prefix, suffix = _added_around(library, config, bos, eos)
     return Vocabulary(
-        encode_text=lambda text: library.encode(text, add_special_tokens=False).ids,
+        encode_text=encoder(library),
         pieces=pieces,
         special_ids=special_ids,
         bos_token_id=bos,
