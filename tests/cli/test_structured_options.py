@@ -23,7 +23,7 @@ def test_the_answer_is_what_was_asked_for(noria: Noria, small: list[str], plain_
     schema.write_text('{"enum": ["a mill", 7]}')
     grammar.write_text('start: "<" /[a-c]{2}/ ">"')
     assert json.loads(answer(noria, small, plain_model, "--json-schema", str(schema))) in ("a mill", 7)
-    assert answer(noria, small, plain_model, "--choice", "red", "--choice", "-green") in ("red", "-green")
+    assert answer(noria, small, plain_model, "--choice", "red", "--choice=-green") in ("red", "-green")
     text = answer(noria, small, plain_model, "--grammar", str(grammar))
     assert (text[0], text[-1], len(text)) == ("<", ">", 4)
 
