@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from noria.config import EngineConfig, ModelLimits, SamplingParams, cache_home
+from noria.config import EngineConfig, ModelLimits, SamplingParams, StructuredOutputsParams, cache_home
 from noria.errors import ConfigError, NoriaError, RequestError
 
 LIMITS = ModelLimits(max_position_embeddings=4096, vocab_size=1000)
@@ -48,6 +48,8 @@ def test_sampling_defaults() -> None:
         ("frequency_penalty", "1"),
         ("repetition_penalty", 0),
         ("repetition_penalty", -1),
+        ("repetition_penalty", 1e-7),
+        ("repetition_penalty", 1e39),
         ("repetition_penalty", math.inf),
         ("repetition_penalty", math.nan),
         ("logit_bias", {1: 101}),
@@ -188,6 +190,20 @@ def test_unknown_sampling_parameter() -> None:
     with pytest.raises(RequestError, match="by name"):
         SamplingParams(0.5)  # pyright: ignore[reportCallIssue]
     assert SamplingParams.from_options(temperature=0.5) == SamplingParams(temperature=0.5)
+
+
+def test_structured_outputs_are_frozen_values() -> None:
+    schema: dict = {"type": "object"}
+    params = StructuredOutputsParams(json=schema)
+    schema["type"] = "array"
+    assert (params.kind, params.json) == ("json", '{"type": "object"}')
+    asked = SamplingParams(structured_outputs=params)
+    assert asked.is_shaped
+    assert copy.deepcopy(asked) == pickle.loads(pickle.dumps(asked)) == dataclasses.replace(asked) == asked
+    assert hash(asked) == hash(SamplingParams(structured_outputs=StructuredOutputsParams(json='{"type": "object"}')))
+    assert StructuredOutputsParams(choice=["a", "b"]).choice == ("a", "b")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.json = None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_sampling_params_can_be_copied_and_sent() -> None:

@@ -171,8 +171,8 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= getattr(self, name) <= 2:
                 raise RequestError(f"{name} must be in [-2, 2], not {getattr(self, name)}")
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise RequestError(f"repetition_penalty must be a finite number above 0, not {self.repetition_penalty}")
+        if not 1e-6 <= self.repetition_penalty <= 1e6:  # beyond that, logits stop being numbers
+            raise RequestError(f"repetition_penalty must be in [1e-6, 1e6], not {self.repetition_penalty}")
         for token_id, bias in self.biases:
             if not -100 <= bias <= 100:
                 raise RequestError(f"logit_bias: the bias of token {token_id} must be in [-100, 100], not {bias}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,6 +98,29 @@ def test_only_what_is_allowed(llm: LLM):
     assert not set(ids[3]) <= set(allowed)
 
 
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"temperature": 1e300},
+        {"temperature": 1e38},
+        {"temperature": 1e-39},
+        {"temperature": 1e-300},
+        {"repetition_penalty": 1e6},
+        {"repetition_penalty": 1e-6, "temperature": 1e-30},
+        {"repetition_penalty": 1e-6, "temperature": 1e300, "top_p": 1e-300, "min_p": 1e-300},
+    ],
+)
+def test_numbers_that_float32_barely_holds(llm: LLM, extreme: dict[str, Any]):
+    """What is banned stays so, and all that is told is finite."""
+    params = SamplingParams(**{"seed": 1, "max_tokens": 30} | extreme, bad_token_ids=list(range(96)), logprobs=20)
+    [output] = llm.generate(PROMPT, dataclasses.replace(params, ignore_eos=True))[0].outputs
+    assert len(output.token_ids) == 30
+    assert min(output.token_ids) >= 96
+    assert max(output.token_ids) < VOCAB
+    assert output.logprobs is not None
+    assert all(math.isfinite(logprob.logprob) for figures in output.logprobs for logprob in figures.values())
+
+
 def test_bad_tokens_never_come(llm: LLM):
     plain = set(ids_of(llm, greedy()))
     assert not plain & set(ids_of(llm, greedy(bad_token_ids=sorted(plain))))
@@ -137,6 +162,36 @@ def test_all_of_it_together_in_a_crowd(llm: LLM):
     llm.reset_prefix_cache()
     together = [answer.outputs for answer in llm.generate([PROMPT] * len(every), every)]
     assert together == alone
+
+
+@pytest.mark.parametrize("ahead", [True, False], ids=["ahead", "plain"])
+def test_a_preemption_loses_nothing(options: dict[str, Any], llm: LLM, ahead: bool):
+    """Counts, biases and the beginnings of bad words are there again, with the token that was on the device; the pool
+    holds little more than one request."""
+    prompts = [[10 + i, *range(20, 40)] for i in range(4)]
+    plain = [answer.outputs[0].token_ids for answer in llm.generate(prompts, greedy(max_tokens=40))]
+    words = bad_words_of(llm, plain)
+    assert len(words) >= 8
+    shaped = [
+        greedy(max_tokens=40, bad_words=words),
+        greedy(max_tokens=40, bad_words=words, frequency_penalty=0.6, logit_bias={50: 2.0}),
+        greedy(max_tokens=40, repetition_penalty=1.2, logprobs=3),
+        SamplingParams(seed=2, max_tokens=40, ignore_eos=True, bad_words=words, presence_penalty=0.5, logprobs=0),
+    ]
+    expected = [answer.outputs for answer in llm.generate(prompts, shaped)]
+    assert expected[0][0].token_ids != plain[0]
+    with LLM(**options | {"num_blocks_override": 12}, async_scheduling=ahead) as tight:
+        assert [answer.outputs for answer in tight.generate(prompts, shaped)] == expected
+        assert tight.stats.scheduler.num_preemptions > 1
+        check_idle(tight)
+
+
+def bad_words_of(llm: LLM, answers: list[list[int]]) -> list[str]:
+    """Texts of two and three tokens that occur in the answers."""
+    decode = lambda ids: llm.tokenizer.decode(ids, continuation=True)
+    spans = [ids[i : i + n] for ids in answers for n in (2, 3) for i in range(len(ids) - n + 1)]
+    encode = lambda text: llm.tokenizer.encode(text.lstrip(), add_special_tokens=False)
+    return list(dict.fromkeys(decode(ids) for ids in spans if decode(ids).strip() and encode(decode(ids)) == ids))[:30]
 
 
 @pytest.mark.parametrize(

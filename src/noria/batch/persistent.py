@@ -12,6 +12,9 @@ from noria.batch.inputs import BatchShape, SampleInputs, ShapingInputs
 from noria.config import SamplingParams
 from noria.scheduler.schedule import CachedRequest, NewRequest, Schedule
 
+# Beyond these float32 does not hold the temperature or its reciprocal, and minus infinity times 0 would be no number.
+_TEMPERATURES = (1e-30, 1e30)
+
 
 @dataclass(slots=True)
 class _Remembered:
@@ -160,7 +163,8 @@ class PersistentBatch:
             self._extend_table(group, row, ids)
         kept = self._remembered[request_id]
         params = kept.sampling_params
-        self.temperature[row], self.top_p[row], self.min_p[row] = params.temperature, params.top_p, params.min_p
+        self.temperature[row] = np.clip(params.temperature, *_TEMPERATURES) if params.temperature else 0
+        self.top_p[row], self.min_p[row] = params.top_p, params.min_p
         self.top_k[row] = min(max(params.top_k, 0), 2**31 - 1)
         self.key[row] = np.array([kept.key & (2**64 - 1)], np.uint64).view(np.int32)
         self.num_stops[row] = len(kept.stop_token_ids)

@@ -49,7 +49,11 @@ class Matcher:
 
     def allows_only_the_end(self, row: np.ndarray) -> bool:
         """Of a row that was filled: whether it has no other token than those that end a sequence."""
-        ends = sum(int(row[token_id // 32]) >> token_id % 32 & 1 for token_id in self._eos_token_ids)
+        ends = sum(
+            int(row[token_id // 32]) >> token_id % 32 & 1
+            for token_id in self._eos_token_ids
+            if token_id < 32 * len(row)
+        )
         return int(np.bitwise_count(row.view(np.uint32)).sum()) == ends
 
 

@@ -25,7 +25,7 @@ class MemoryPlan:
 
     available: int  # free when the engine started, times memory_utilization
     weights: int
-    activations: int  # of the largest step, logits included
+    activations: int  # of the largest step, logits and the tables of shaped requests included
     block_bytes: int  # one block of the pool, over all its layer slots
     num_blocks: int  # the null block included
     max_concurrency: float  # how many requests of max_model_len fit at the same time
@@ -98,9 +98,10 @@ def activation_bytes(config: ResolvedConfig, model: DecoderConfig, dtype_bytes: 
     buckets = Buckets.of(config)
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     per_token = 4 * (4 * model.hidden_size + 3 * model.intermediate_size) + 2 * dtype_bytes * heads
-    # float32 logits and what the sampler makes of them: biased, penalized, scaled, noise, keys, masks; and the two
-    # tables that shaped requests use, and the masks of grammars, of a bit per token.
-    per_row = (9 + 2) * 4 * model.vocab_size + 3 * model.vocab_size // 8
+    # float32 logits and what the sampler makes of them: biased, penalized, scaled, noise, keys, masks (XLA's CPU
+    # compiler reserves 11 of that size, 10 without shaping); and the two tables, made when a shaped request comes.
+    # A mask of a grammar has a bit per token; there are three at a time at most.
+    per_row = (12 + 2) * 4 * model.vocab_size + 3 * model.vocab_size // 8
     return (
         (buckets.tokens[-1] + PREFILL_TOKENS) * per_token
         + buckets.requests[-1] * per_row

@@ -57,7 +57,12 @@ class SampledTokens:
             for source, tokens in zip(self.sources.tolist(), token_ids.T.tolist()):
                 sampled[self.request_ids[source]] += [token_id for token_id in tokens if token_id != NOT_SAMPLED]
             logprobs = self._logprobs(token_ids[0])
-        return StepResult(sampled, logprobs, self.prompt.read(self.request_ids) if self.prompt is not None else {})
+        if self.prompt is None:
+            return StepResult(sampled, logprobs)
+        self.clock.waiting()
+        prompt_logprobs = self.prompt.read(self.request_ids)
+        self.clock.waited(self.prompt.packed[-1])
+        return StepResult(sampled, logprobs, prompt_logprobs)
 
     def _logprobs(self, token_ids: np.ndarray) -> dict[str, TokenLogprobs]:
         """token_ids: of `sources`."""

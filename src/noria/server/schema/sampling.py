@@ -110,7 +110,8 @@ class SamplingBody(StructuredBody):
         for name in wanted.keys() - SamplingParams.__dataclass_fields__.keys():
             if wanted.pop(name) not in _NOTHING_ASKED.get(name, ()):
                 raise RequestError(f"{name} is not supported; leave it out")
-        return SamplingParams(**wanted, **({"structured_outputs": self.structure()} | others))
+        structured: dict[str, Any] = {"structured_outputs": self.structure()}
+        return SamplingParams(**wanted, **(structured | others))
 
 
 class StreamOptions(Body):
