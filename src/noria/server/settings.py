@@ -29,6 +29,7 @@ class ServerConfig:
     tool_call_parser: ToolFormat = "auto"  # how the model writes tool calls; auto: as its chat template says
     reasoning_parser: ReasoningFormat = "auto"  # how it marks what it thinks before it answers
     enable_auto_tool_choice: bool = True  # a request with tools may leave it to the model whether it calls
+    otlp_traces_endpoint: str | None = None  # URL of a collector that takes OpenTelemetry spans (OTLP over HTTP)
     on_engine_death: Literal["restart", "exit"] = "restart"  # when the engine dies after it had been ready
 
     def __post_init__(self) -> None:
@@ -49,6 +50,11 @@ class ServerConfig:
             ),
             (self.drain_timeout >= 0, f"drain_timeout must be at least 0, not {self.drain_timeout}"),
             (self.engine_timeout > 0, f"engine_timeout must be positive, not {self.engine_timeout}"),
+            (
+                (self.otlp_traces_endpoint or "http://").startswith(("http://", "https://")),
+                "otlp_traces_endpoint must be a URL like http://localhost:4318/v1/traces, "
+                f"not {self.otlp_traces_endpoint!r}",
+            ),
         )
         for good, message in checks:
             if not good:
