@@ -126,5 +126,26 @@ def test_calls_or_an_answer_of_a_given_form(name: str) -> None:
         assert str(outcome(node, bad)).startswith("refused ")
 
 
+def test_schemas_as_libraries_write_them() -> None:
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Where",
+        "description": "of the weather",
+        "type": "object",
+        "properties": {
+            "at": {"$ref": "#/$defs/Place", "description": "where"},
+            "days": {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}], "default": None, "title": "Days"},
+        },
+        "$defs": {"Place": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
+        "required": ["at"],
+        "additionalProperties": False,
+    }
+    tools = (Tool("a", schema), Tool("b", schema))
+    node = calls(SPELLINGS["hermes"], tools, parallel=False)
+    call = '<tool_call>\n{"name": "b", "arguments": {"at": {"x": 1.5}, "days": DAYS}}\n</tool_call>'
+    assert outcome(node, call.replace("DAYS", "null")) == "must end"
+    assert str(outcome(node, call.replace("DAYS", "0"))).startswith("refused ")
+
+
 def test_which_calls_look_like_json() -> None:
     assert {name for name, spelled in SPELLINGS.items() if spelled.looks_like_json} == {"llama3_json", "forced"}
