@@ -104,7 +104,8 @@ def test_at_most_one_call(qwen: Tokenizer) -> None:
 
 
 def test_without_tools_nothing_is_a_call(qwen: Tokenizer) -> None:
-    for body in ({"tools": []}, {"tool_choice": "none"}):
+    nothing: Any = ({"tools": []}, {"tool_choice": "none"})
+    for body in nothing:
         [message] = answered(qwen, CALL, **body).output
         assert said_in(message) == ("message", CALL)
 
