@@ -125,6 +125,34 @@ def test_usage_comes_only_when_it_is_asked_for(tokenizer: Tokenizer) -> None:
         assert not any("usage" in chunk for chunk in stream(tokenizer, max_tokens=2, **options))
 
 
+def test_others_get_their_turn_between_the_prompts_of_a_long_list(tokenizer: Tokenizer) -> None:
+    async def work() -> list[int]:
+        ticks, seen = 0, []
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        async with service(tokenizer) as running:
+            prepare = running.engine.prepare
+
+            async def watched(*arguments: Any) -> Any:
+                seen.append(ticks)
+                return await prepare(*arguments)
+
+            running.engine.prepare = watched  # type: ignore[method-assign]
+            ticker = asyncio.ensure_future(tick())
+            response = await running.http.post("/v1/completions", json={"prompt": [TEXT] * 20, "max_tokens": 1})
+            ticker.cancel()
+            assert response.status_code == 200
+        return seen
+
+    seen = run(work())
+    assert len(seen) == len(set(seen)) == 20
+
+
 FOX = "The quick brown fox"
 
 

@@ -91,6 +91,7 @@ def test_a_body_that_is_too_large(tokenizer: Tokenizer, size: int) -> None:
     body = b'{"prompt": "' + b"a" * size
     response = ask(tokenizer, "POST", COMPLETIONS, {"max_body_bytes": 100}, content=body)
     assert error_of(response, 413)["message"] == "the body exceeds max_body_bytes (100)"
+    assert ("connection" in response.headers) == (size > 400)  # which is not read to its end
 
     async def pieces() -> Any:
         for _ in range(0, size, 10):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 
 from noria.config import SamplingParams
@@ -47,7 +47,10 @@ async def prepare(
         raise RequestError('priority needs a server that was started with --scheduling-policy "priority"; leave it out')
     if cache_salt == "":
         raise RequestError("cache_salt must not be empty; leave it out")
-    prepared = [await engine.prepare(prompt, params) for prompt in prompts]
+    prepared = []
+    for prompt in prompts:
+        prepared.append(await engine.prepare(prompt, params))
+        await asyncio.sleep(0)  # between the prompts of a long list others get their turn
     return Job(request_id, prepared, params, cache_salt, priority or 0)
 
 
@@ -94,6 +97,7 @@ async def _feed(
 
 async def _run_one(state: ServerState, job: Job, index: int) -> AsyncGenerator[RequestOutput]:
     timer = RequestTimer(state.metrics, job.params)
+    tracing = nullcontext() if state.tracing is None else state.tracing.request(job.request_id, job.params)
     parts = state.engine.generate(
         job.prompts[index],
         job.params,
@@ -102,17 +106,25 @@ async def _run_one(state: ServerState, job: Job, index: int) -> AsyncGenerator[R
         priority=job.priority,
         timeout_s=state.config.request_timeout,
     )
-    async with aclosing(parts):
-        async for part in parts:
-            timer.see(part)
-            for output in part.outputs:
-                if output.finish_reason == "error" and isinstance(output.stop_reason, str):
-                    raise RequestError(output.stop_reason)
-                if output.finish_reason == "error":
-                    raise NoriaError("the request failed while it ran; the server's log says why")
-                if output.finish_reason == "abort":
-                    raise UnavailableError("the request was aborted by the server")
-            yield part
+    with tracing as span:
+        async with aclosing(parts):
+            async for part in parts:
+                timer.see(part)
+                if span is not None:
+                    span.see(part)
+                _check(part)
+                yield part
+
+
+def _check(part: RequestOutput) -> None:
+    """Raises what is told of an answer that did not end by itself."""
+    for output in part.outputs:
+        if output.finish_reason == "error" and isinstance(output.stop_reason, str):
+            raise RequestError(output.stop_reason)  # its grammar was too much
+        if output.finish_reason == "error":
+            raise NoriaError("the request failed while it ran; the server's log says why")
+        if output.finish_reason == "abort":
+            raise UnavailableError("the request was aborted by the server")
 
 
 async def collect(state: ServerState, job: Job) -> list[RequestOutput]:

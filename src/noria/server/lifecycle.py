@@ -9,17 +9,21 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from noria.config import EngineConfig
 from noria.engine.client import EngineClient
-from noria.errors import NoriaError
+from noria.errors import ConfigError, NoriaError
 from noria.server.app import create_app
 from noria.server.metrics import ServerMetrics
 from noria.server.settings import ServerConfig
 from noria.server.state import ServerState
 from noria.text.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from noria.server.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 2048
@@ -38,6 +42,8 @@ def serve(engine: EngineConfig, config: ServerConfig, name: str, note: Callable[
 
 
 async def _serve(engine_config: EngineConfig, config: ServerConfig, name: str, note: Callable[[str], None]) -> None:
+    names = config.served_model_name or (name,)
+    tracing = _tracing(config.otlp_traces_endpoint, names[0])
     listener = _listen(config.host, config.port)
     tokenizer = load_tokenizer(Path(engine_config.tokenizer or engine_config.model))
     engine = EngineClient(
@@ -48,8 +54,7 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, name: str, n
         restart=config.on_engine_death == "restart",
         progress=note,
     )
-    names = config.served_model_name or (name,)
-    state = ServerState(engine, config, names, engine_config.model, ServerMetrics(engine, names[0]))
+    state = ServerState(engine, config, names, engine_config.model, ServerMetrics(engine, names[0]), tracing)
     web = _Web(state)
     note(f"noria serves {', '.join(names)} at {_address(listener)}")
     async with _signals() as stop:
@@ -68,9 +73,24 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, name: str, n
             web.should_exit = True
             asked.cancel()
             await asyncio.gather(serving, running, asked, return_exceptions=True)
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
     for task in (running, serving):
         if (error := task.exception()) is not None:
             raise error
+
+
+def _tracing(endpoint: str | None, model: str) -> Tracing | None:
+    """Raises ConfigError when spans are wanted and the packages for them are not installed."""
+    if endpoint is None:
+        return None
+    try:
+        from noria.server.tracing import Tracing
+    except ImportError as error:
+        raise ConfigError(
+            f"otlp_traces_endpoint needs the package {error.name}; install noria with the extra otel: noria[otel]"
+        ) from None
+    return Tracing.to_collector(endpoint, model)
 
 
 async def _drain(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import logging
 import time
@@ -57,7 +58,8 @@ class RequestScope:
                 request_id = uuid.uuid4().hex.encode()
                 raise ApiError(400, f"x-request-id must be 1 to {_MAX_ID} printable ASCII characters")
             scope["request_id"] = request_id.decode()
-            await self._app(scope, receive, send_with_id)
+            with self._trace(scope):
+                await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             return  # in the middle of its body
         except Exception as error:
@@ -68,6 +70,10 @@ class RequestScope:
             self._state.active -= 1
             if self._state.config.access_log:
                 self._log(scope, request_id, status, time.perf_counter() - begin)
+
+    def _trace(self, scope: Scope) -> contextlib.AbstractContextManager[None]:
+        tracing = self._state.tracing
+        return contextlib.nullcontext() if tracing is None else tracing.incoming(scope["headers"])
 
     def _log(self, scope: Scope, request_id: bytes, status: int, seconds: float) -> None:
         line = {
@@ -104,7 +110,8 @@ async def read_body(request: Request, limit: int) -> bytes:
             elif size > patience:
                 break
     if size > limit:
-        raise ApiError(413, f"the body exceeds max_body_bytes ({limit})", code="body_too_large")
+        headers = {"Connection": "close"} if size > patience else None  # what is not read would come before the next
+        raise ApiError(413, f"the body exceeds max_body_bytes ({limit})", code="body_too_large", headers=headers)
     return bytes(body)
 
 

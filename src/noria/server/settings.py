@@ -22,6 +22,7 @@ class ServerConfig:
     drain_timeout: float = 30.0  # seconds that running requests get to finish after SIGTERM
     engine_timeout: float = 60.0  # seconds of silence after which the engine counts as frozen and /ready turns red
     access_log: bool = False  # a line of JSON on stderr for every request: its id, path, status and seconds
+    otlp_traces_endpoint: str | None = None  # URL of a collector that takes OpenTelemetry spans (OTLP over HTTP)
     on_engine_death: Literal["restart", "exit"] = "restart"  # when the engine dies after it had been ready
 
     def __post_init__(self) -> None:
@@ -38,6 +39,11 @@ class ServerConfig:
             ),
             (self.drain_timeout >= 0, f"drain_timeout must be at least 0, not {self.drain_timeout}"),
             (self.engine_timeout > 0, f"engine_timeout must be positive, not {self.engine_timeout}"),
+            (
+                (self.otlp_traces_endpoint or "http://").startswith(("http://", "https://")),
+                "otlp_traces_endpoint must be a URL like http://localhost:4318/v1/traces, "
+                f"not {self.otlp_traces_endpoint!r}",
+            ),
         )
         for good, message in checks:
             if not good:

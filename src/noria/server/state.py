@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 from fastapi import Depends, Request
 
@@ -14,6 +14,9 @@ from noria.server.errors import ApiError
 from noria.server.metrics import ServerMetrics
 from noria.server.settings import ServerConfig
 
+if TYPE_CHECKING:
+    from noria.server.tracing import Tracing  # which needs an extra
+
 
 @dataclass(slots=True)
 class ServerState:
@@ -22,6 +25,7 @@ class ServerState:
     model_names: tuple[str, ...]  # what requests may call the model; the first is its usual one
     model_path: str
     metrics: ServerMetrics
+    tracing: Tracing | None = None
     created: int = field(default_factory=lambda: int(time.time()))  # of the model, in seconds since 1970
     draining: bool = False  # no new work is taken; what runs is finished
     active: int = 0  # HTTP requests that are not answered to the end

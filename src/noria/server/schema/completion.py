@@ -12,14 +12,15 @@ from noria.errors import RequestError
 from noria.server.schema.sampling import UNSUPPORTED, SamplingBody, StreamOptions, is_token_ids
 
 Prompts = list[str | list[int]]
-_IDS: Mapping[str, Any] = {"type": "array", "items": {"type": "integer"}}
+_TEXT: Mapping[str, Any] = {"type": "string", "minLength": 1}
+_IDS: Mapping[str, Any] = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 _PROMPT_SCHEMA: Mapping[str, Any] = MappingProxyType(
     {
         "anyOf": [
-            {"type": "string"},
-            {"type": "array", "items": {"type": "string"}},
+            _TEXT,
+            {"type": "array", "items": _TEXT, "minItems": 1},
             _IDS,
-            {"type": "array", "items": _IDS},
+            {"type": "array", "items": _IDS, "minItems": 1},
         ]
     }
 )
