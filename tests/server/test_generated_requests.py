@@ -26,7 +26,8 @@ LEAST = 5
 
 @functools.cache
 def schema(tokenizer: Tokenizer) -> Any:
-    """The document, with what it cannot know: the size of this model, and that no model of another name is here."""
+    """The document, with what it cannot know: the size of this model, that its template has no place for tools, and that
+    no model of another name is here."""
     document = ask(tokenizer, "GET", "/openapi.json").json()
 
     def narrow(node: Any) -> None:
@@ -37,7 +38,8 @@ def schema(tokenizer: Tokenizer) -> Any:
             if node.get("type") == "array" and node.get("items") == {"type": "integer"}:
                 node.update(TOKEN_IDS)
             properties = node.get("properties", {})
-            properties.pop("model", None)
+            for name in ("model", "tools", "tool_choice"):
+                properties.pop(name, None)
             properties.get("n", {}).update(maximum=3)
             for value in node.values():
                 narrow(value)
@@ -111,7 +113,8 @@ def test_no_body_makes_the_server_fail(tokenizer: Tokenizer, path: str, mode: Ge
 
 def test_every_route_is_asked(tokenizer: Tokenizer) -> None:
     asked = {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/models/{name}", *PLAIN}
-    assert {found.ok().path for found in schema(tokenizer).get_all_operations()} == asked
+    found = {found.ok().path for found in schema(tokenizer).get_all_operations()}
+    assert {path for path in found if not path.startswith("/v1/responses")} == asked  # those have tests of their own
     for path in PLAIN:
         assert ask_generated(tokenizer, schema(tokenizer)[path]["GET"], GenerationMode.POSITIVE).keys() == {200}
     named = ask_generated(tokenizer, schema(tokenizer)["/v1/models/{name}"]["GET"], GenerationMode.POSITIVE)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
 from noria.errors import RequestError
 from noria.server.schema.base import Body
@@ -30,7 +30,27 @@ _CONTENT_SCHEMA: Mapping[str, Any] = {
 }
 
 
+_NULL: Mapping[str, Any] = MappingProxyType({"type": "null"})
+_OF_ASSISTANTS: Mapping[str, Any] = MappingProxyType(
+    dict.fromkeys(("tool_calls", "reasoning", "reasoning_content"), dict(_NULL))
+)
+
+
+def _describe_roles(schema: dict[str, Any]) -> None:
+    """Which fields go with which role, for the OpenAPI document."""
+    plain, text = dict(_NULL), {"type": "string"}
+    schema["anyOf"] = [
+        {"properties": {"role": {"const": "assistant"}, "tool_call_id": plain}},
+        {"properties": {"role": {"enum": ["system", "developer", "user"]}, "tool_call_id": plain, **_OF_ASSISTANTS}},
+        {
+            "properties": {"role": {"const": "tool"}, "tool_call_id": text, **_OF_ASSISTANTS},
+            "required": ["tool_call_id"],
+        },
+    ]
+
+
 class Message(Body):
+    model_config = ConfigDict(json_schema_extra=_describe_roles)
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         {"function_call": (), "refusal": (), "audio": (), "annotations": ([],)}
     )
