@@ -26,8 +26,8 @@ LEAST = 5
 
 @functools.cache
 def schema(tokenizer: Tokenizer) -> Any:
-    """The document, with what it cannot know: the size of this model, that its template has no place for tools, and that
-    no model of another name is here."""
+    """The document, with what it cannot know: the size of this model, that its template has no place for tools, and
+    that no model of another name is here."""
     document = ask(tokenizer, "GET", "/openapi.json").json()
 
     def narrow(node: Any) -> None:

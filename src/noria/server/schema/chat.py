@@ -30,20 +30,16 @@ _CONTENT_SCHEMA: Mapping[str, Any] = {
 }
 
 
-_NULL: Mapping[str, Any] = MappingProxyType({"type": "null"})
-_OF_ASSISTANTS: Mapping[str, Any] = MappingProxyType(
-    dict.fromkeys(("tool_calls", "reasoning", "reasoning_content"), dict(_NULL))
-)
-
-
 def _describe_roles(schema: dict[str, Any]) -> None:
     """Which fields go with which role, for the OpenAPI document."""
-    plain, text = dict(_NULL), {"type": "string"}
+    absent = {"type": "null"}
+    no_assistant = dict.fromkeys(("tool_calls", "reasoning", "reasoning_content"), absent)
+    users = {"enum": ["system", "developer", "user"]}
     schema["anyOf"] = [
-        {"properties": {"role": {"const": "assistant"}, "tool_call_id": plain}},
-        {"properties": {"role": {"enum": ["system", "developer", "user"]}, "tool_call_id": plain, **_OF_ASSISTANTS}},
+        {"properties": {"role": {"const": "assistant"}, "tool_call_id": absent}},
+        {"properties": {"role": users, "tool_call_id": absent, **no_assistant}},
         {
-            "properties": {"role": {"const": "tool"}, "tool_call_id": text, **_OF_ASSISTANTS},
+            "properties": {"role": {"const": "tool"}, "tool_call_id": {"type": "string"}, **no_assistant},
             "required": ["tool_call_id"],
         },
     ]
