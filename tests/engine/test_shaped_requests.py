@@ -230,10 +230,22 @@ def test_bursts_wait_for_shaped_requests(options: dict[str, Any], llm: LLM):
 
 
 def test_plain_requests_use_nothing_of_it(options: dict[str, Any]):
+    """Two programs a step, an upload each, and no tables."""
     with LLM(**options) as fresh:
-        shaper = fresh.engine.core.runner._shaper
+        runner = fresh.engine.core.runner
+        uploads: list[tuple[str, int]] = []
+        call = runner._programs.call
+
+        def watched(key: Any, job: Any, *arguments: Any) -> Any:
+            uploads.append((key[0], sum(isinstance(argument, np.ndarray) for argument in arguments)))
+            return call(key, job, *arguments)
+
+        runner._programs.call = watched
         ids_of(fresh, greedy())
         ids_of(fresh, SamplingParams(temperature=1.0, top_p=0.9, seed=1))
-        assert shaper._tables is None
+        assert set(uploads) == {("forward", 1), ("sample", 1)}
+        assert len(uploads) <= 2 * fresh.stats.steps
+        assert runner._shaper._tables is None
+        runner._programs.call = call
         ids_of(fresh, greedy(presence_penalty=1.0))
-        assert shaper._tables is not None
+        assert runner._shaper._tables is not None

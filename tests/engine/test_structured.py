@@ -370,7 +370,7 @@ def test_a_compilation_that_takes_too_long_ends_its_own_request(
 def test_an_id_that_is_in_use_keeps_its_matcher(llm: LLM) -> None:
     core = llm.engine.core
     requests = [llm._front.admission.requests("same", [5, 6], params(follow(regex="ab")))[0] for _ in range(2)]
-    llm._front.validate(params(follow(regex="ab")))
+    llm._front.grammars.validate(follow(regex="ab"))
     core.add(requests[0])
     with pytest.raises(RequestError, match="in use"):
         core.add(requests[1])

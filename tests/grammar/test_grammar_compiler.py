@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from grammars import EOS, PIECES, allowed, begin, compiler, write
 from noria.config import StructuredOutputsParams
 from noria.errors import RequestError
 from noria.grammar import compiler as compiler_module
+from noria.grammar.compiler import GrammarCompiler
 
 
 def test_the_same_grammar_is_compiled_once() -> None:
@@ -76,5 +79,40 @@ def test_a_compilation_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> N
         try:
             with pytest.raises(RequestError, match=r"regex takes longer than 0.05 s to compile; make it simpler"):
                 made.validate(StructuredOutputsParams(regex="a"))
+            with pytest.raises(RequestError, match=r"regex takes longer than 0.05 s to compile; make it simpler"):
+                asyncio.run(made.validate_async(StructuredOutputsParams(regex="a")))
         finally:
             release.set()
+
+
+def test_who_gives_up_disturbs_nobody_who_waits_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, original = threading.Event(), compiler_module.grammar_source
+
+    def slow(*arguments: Any) -> str:
+        release.wait(20)
+        return original(*arguments)
+
+    monkeypatch.setattr(compiler_module, "grammar_source", slow)
+    params = StructuredOutputsParams(regex="a")
+
+    async def work(made: GrammarCompiler) -> None:
+        waiting = [asyncio.ensure_future(made.validate_async(params)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        waiting[0].cancel()
+        await asyncio.sleep(0.01)
+        release.set()
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError, type(None), type(None)]
+        with pytest.raises(RequestError, match="unclosed group"):
+            await made.validate_async(StructuredOutputsParams(regex="("))
+
+    with compiler() as made:
+        asyncio.run(work(made))
+
+
+def test_what_is_too_long_is_not_kept() -> None:
+    with compiler() as made:
+        params = StructuredOutputsParams(choice=["x" * 200_000, "y" * 200_000])
+        assert made.compile(params) is not made.compile(params)
+        with pytest.raises(RequestError, match="choice has 400000 characters; at most 262144 are possible"):
+            made.validate(params)

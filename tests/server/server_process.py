@@ -54,7 +54,8 @@ class ServerProcess:
         return httpx.post(self.url + path, headers=headers, timeout=60, **options)
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=self.url + "/v1", api_key=self.key, max_retries=0, timeout=60)
+        http = httpx.Client(verify=False)  # whose certificates would take longer to load than many a test
+        return openai.OpenAI(base_url=self.url + "/v1", api_key=self.key, max_retries=0, timeout=60, http_client=http)
 
     def async_client(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=self.url + "/v1", api_key=self.key, max_retries=0, timeout=60)

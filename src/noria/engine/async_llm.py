@@ -89,7 +89,7 @@ class AsyncLLM:
             priority=priority,
         )
         if sampling_params is not None and sampling_params.structured_outputs is not None:
-            await asyncio.to_thread(self._front.validate, sampling_params)
+            await self._front.grammars.validate_async(sampling_params.structured_outputs)
         stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
 
         def submit() -> None:

@@ -180,7 +180,7 @@ class EngineClient:
         admission = self._admission
         assert admission is not None
         if sampling_params.structured_outputs is not None:
-            await asyncio.to_thread(self._grammars.validate, sampling_params.structured_outputs)
+            await self._grammars.validate_async(sampling_params.structured_outputs)
         if isinstance(prompt, (str, list)) and len(prompt) > _INLINE_PROMPT:
             return await asyncio.to_thread(_prepare, admission, prompt, sampling_params)
         return _prepare(admission, prompt, sampling_params)

@@ -14,6 +14,7 @@ from noria.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from noria.engine.request import FinishReason, Request
 from noria.engine.startup import Engine
 from noria.errors import RequestError
+from noria.grammar.compiler import GrammarCompiler
 
 _log = logging.getLogger(__name__)
 
@@ -78,11 +79,9 @@ class EngineFront:
         """Admits a prompt, or raises RequestError and changes nothing."""
         self.submit(self.prepare(request_id, prompt, params, cache_salt=cache_salt, priority=priority))
 
-    def validate(self, params: SamplingParams) -> None:
-        """Waits until the grammar of a request is compiled, if it has one. Callable from any thread, but not from the
-        one that runs steps. Raises RequestError when it is a bad one."""
-        if isinstance(params, SamplingParams) and params.structured_outputs is not None:
-            self.engine.core.structured.compiler.validate(params.structured_outputs)
+    @property
+    def grammars(self) -> GrammarCompiler:
+        return self.engine.core.structured.compiler
 
     def prepare(
         self,

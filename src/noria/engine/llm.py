@@ -172,7 +172,8 @@ class LLM:
     def _submit(self, prompt: Prompt, params: SamplingParams, **options: Any) -> str:
         request_id = str(next(self._ids))
         group = self._front.prepare(request_id, prompt, params, **options)
-        self._front.validate(params)
+        if params.structured_outputs is not None:
+            self._front.grammars.validate(params.structured_outputs)
         with self._lock, deferred_interrupts():
             self._front.submit(group)
             self._outbox[request_id] = deque()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 
 import numpy as np
@@ -14,13 +15,17 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from noria.config import StructuredOutputsParams
 from noria.errors import RequestError
 from noria.grammar.matcher import Matcher
-from noria.grammar.source import grammar_source
+from noria.grammar.source import check_size, grammar_source
 from noria.grammar.vocabulary import grammar_tokenizer
 from noria.text.tokenizer import Tokenizer
 
 TIMEOUT_S = 10.0  # that a grammar may take; its size and the compiler's own limits keep most below a second
 _NUM_THREADS = 2
-_CACHE_SIZE = 256  # grammars that are kept, good ones and bad ones
+_CACHE_SIZE = 64  # grammars that are kept, good ones and bad ones
+# Half of the library's own limits: what a step may take of everybody's time (about 50 ms at most), and the memory that
+# a grammar may grow to (about 100 MB).
+_STEP_LEXER_FUEL = 100_000
+_MAX_LEXER_STATES = 100_000
 
 
 class GrammarCompiler:
@@ -37,6 +42,12 @@ class GrammarCompiler:
 
     def compile(self, params: StructuredOutputsParams) -> Future[Matcher]:
         """A matcher at its beginning, to be copied, not used; or RequestError, which says what is wrong."""
+        try:
+            check_size(params)
+        except RequestError as error:  # not worth a place among those that are kept
+            refused: Future[Matcher] = Future()
+            refused.set_exception(error)
+            return refused
         with self._lock:
             if (future := self._cache.get(params)) is not None:
                 self._cache.move_to_end(params)
@@ -52,6 +63,14 @@ class GrammarCompiler:
         """Waits for the compilation. Raises RequestError."""
         try:
             self.compile(params).result(TIMEOUT_S)
+        except TimeoutError:
+            raise too_long(params) from None
+
+    async def validate_async(self, params: StructuredOutputsParams) -> None:
+        """The same without a thread that waits, and whoever else waits for the same grammar is not concerned when the
+        caller gives up."""
+        try:
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self.compile(params))), TIMEOUT_S)
         except TimeoutError:
             raise too_long(params) from None
 
@@ -89,7 +108,9 @@ class GrammarCompiler:
             raise RequestError("structured_outputs needs an end-of-sequence token, and the tokenizer declares none")
         try:
             source = grammar_source(params, self._special_tokens)
-            limits = LLParserLimits(verbose_errors=False)
+            limits = LLParserLimits(
+                step_lexer_fuel=_STEP_LEXER_FUEL, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
+            )
             matcher = Matcher(
                 LLMatcher(self._vocabulary(), source, log_level=0, limits=limits),
                 frozenset(self._eos_token_ids),

@@ -27,9 +27,6 @@ def grammar_source(params: StructuredOutputsParams, special_tokens: Mapping[str,
     Raises RequestError, which names the kind and what is wrong with it.
     """
     kind = params.kind
-    size = len(kind_text(params))
-    if size > MAX_SIZE:
-        raise RequestError(f"structured_outputs: {kind} has {size} characters; at most {MAX_SIZE} are possible")
     whitespace = not params.disable_any_whitespace
     match kind:
         case "json":
@@ -48,10 +45,12 @@ def grammar_source(params: StructuredOutputsParams, special_tokens: Mapping[str,
             return structural_tag_grammar(tag, special_tokens, lambda schema: with_options(schema, whitespace))
 
 
-def kind_text(params: StructuredOutputsParams) -> str:
-    """What the request gave, as one text."""
+def check_size(params: StructuredOutputsParams) -> None:
+    """Raises RequestError for what is too long to be looked at."""
     value = getattr(params, params.kind)
-    return "".join(value) if isinstance(value, tuple) else str(value)
+    size = sum(map(len, value)) if isinstance(value, tuple) else len(str(value))
+    if size > MAX_SIZE:
+        raise RequestError(f"structured_outputs: {params.kind} has {size} characters; at most {MAX_SIZE} are possible")
 
 
 def with_options(schema: Mapping[str, Any], whitespace: bool) -> dict[str, Any]:

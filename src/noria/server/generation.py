@@ -119,10 +119,10 @@ async def _run_one(state: ServerState, job: Job, index: int) -> AsyncGenerator[R
 
 
 def _check(part: RequestOutput) -> None:
-    """Raises what an answer that was not ended by its request's own is told."""
+    """Raises what is told of an answer that did not end by itself."""
     for output in part.outputs:
         if output.finish_reason == "error" and isinstance(output.stop_reason, str):
-            raise RequestError(output.stop_reason)
+            raise RequestError(output.stop_reason)  # its grammar was too much
         if output.finish_reason == "error":
             raise NoriaError("the request failed while it ran; the server's log says why")
         if output.finish_reason == "abort":
