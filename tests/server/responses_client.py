@@ -25,7 +25,8 @@ DELTAS = {
 @contextlib.asynccontextmanager
 async def talk(tokenizer: Tokenizer, **options: Any) -> AsyncIterator[tuple[openai.AsyncOpenAI, Service]]:
     async with service(tokenizer, **options) as running:
-        client = openai.AsyncOpenAI(api_key="none", base_url="http://noria/v1", http_client=running.http, max_retries=0)
+        http: Any = running.http  # of a package that httpx has been split from
+        client = openai.AsyncOpenAI(api_key="none", base_url="http://noria/v1", http_client=http, max_retries=0)
         yield client, running
 
 

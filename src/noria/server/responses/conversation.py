@@ -51,19 +51,20 @@ def as_chat(body: ResponseBody, items: Sequence[Item]) -> ChatBody:
 
 @contextlib.contextmanager
 def in_own_terms() -> Iterator[None]:
-    """Complaints about a chat, with the names that its parameters have here."""
+    """Raises complaints about a chat anew, `renamed`."""
     try:
         yield
     except ApiError as error:
         if error.status != 400:
             raise
-        param = error.param and _renamed(error.param)
-        raise ApiError(400, _renamed(error.message), param=param, code=error.code) from None
+        param = error.param and renamed(error.param)
+        raise ApiError(400, renamed(error.message), param=param, code=error.code) from None
     except RequestError as error:
-        raise RequestError(_renamed(str(error))) from None
+        raise RequestError(renamed(str(error))) from None
 
 
-def _renamed(text: str) -> str:
+def renamed(text: str) -> str:
+    """A complaint about a chat with the names that its parameters have here."""
     for theirs, ours in _NAMES:
         text = re.sub(theirs, ours, text)
     return text

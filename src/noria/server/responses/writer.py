@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
+from types import MappingProxyType
 from typing import Any
 
 from noria.engine.outputs import RequestOutput
+from noria.errors import RequestError
 from noria.server import generation
 from noria.server.errors import ApiError, api_error
 from noria.server.generation import Job
 from noria.server.logprobs import for_chat
+from noria.server.responses.conversation import renamed
 from noria.server.responses.output import Event, OutputItems
 from noria.server.responses.store import Record
 from noria.server.schema.responses import ResponseBody
 from noria.server.state import ServerState
 from noria.text.deltas import ContentDelta, Delta, ReasoningDelta
+
+# What the API calls failures, by the status that they would have had before the first event.
+_CODES: Mapping[int, str] = MappingProxyType({400: "invalid_prompt", 429: "rate_limit_exceeded"})
 
 
 def begun(response_id: str, body: ResponseBody, model: str, *, store: bool) -> dict[str, Any]:
@@ -94,8 +100,9 @@ class ResponseWriter:
             for event in self._finish():
                 yield event
         except Exception as error:
-            self.error = api_error(error)
-            yield self._end("failed", error={"code": "server_error", "message": self.error.message})
+            self.error = api_error(error if not isinstance(error, RequestError) else RequestError(renamed(str(error))))
+            code = _CODES.get(self.error.status, "server_error")
+            yield self._end("failed", error={"code": code, "message": self.error.message})
         else:
             details = {"reason": "max_output_tokens"} if self._was_cut else None
             yield self._end("incomplete" if self._was_cut else "completed", incomplete_details=details)

@@ -21,7 +21,9 @@ _PART_SCHEMA: Mapping[str, Any] = {
     "properties": {"type": {"enum": ["input_text", "output_text"]}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
-_CONTENT_SCHEMA: Mapping[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]}
+_CONTENT_SCHEMA: Mapping[str, Any] = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA, "minItems": 1}]
+}
 
 
 def _is_content(value: Any) -> Any:
@@ -176,9 +178,19 @@ def _item(value: Any, path: str) -> Item:
         raise FieldError(f"{path}.{error.path}", str(error)) from None
 
 
-_ITEM_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {"type": {"enum": list(_KINDS)}}}
 Input = Annotated[
     Any,
     PlainValidator(_input),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": dict(_ITEM_SCHEMA)}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "items": {"anyOf": [model.model_json_schema() for model in _KINDS.values()]},
+                    "minItems": 1,
+                },
+            ]
+        }
+    ),
 ]
