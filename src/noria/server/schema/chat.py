@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
 from noria.errors import RequestError
 from noria.server.schema.base import Body
@@ -30,7 +30,23 @@ _CONTENT_SCHEMA: Mapping[str, Any] = {
 }
 
 
+def _describe_roles(schema: dict[str, Any]) -> None:
+    """Which fields go with which role, for the OpenAPI document."""
+    absent = {"type": "null"}
+    no_assistant = dict.fromkeys(("tool_calls", "reasoning", "reasoning_content"), absent)
+    users = {"enum": ["system", "developer", "user"]}
+    schema["anyOf"] = [
+        {"properties": {"role": {"const": "assistant"}, "tool_call_id": absent}},
+        {"properties": {"role": users, "tool_call_id": absent, **no_assistant}},
+        {
+            "properties": {"role": {"const": "tool"}, "tool_call_id": {"type": "string"}, **no_assistant},
+            "required": ["tool_call_id"],
+        },
+    ]
+
+
 class Message(Body):
+    model_config = ConfigDict(json_schema_extra=_describe_roles)
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         {"function_call": (), "refusal": (), "audio": (), "annotations": ([],)}
     )
