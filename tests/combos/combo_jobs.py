@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 from combo_models import VOCAB_SIZE
 
-from noria.config import SamplingParams
+from noria.config import SamplingParams, StructuredOutputsParams
 
 MAX_MODEL_LEN = 320
 MAX_PROMPT = 300
@@ -87,6 +88,26 @@ def with_penalties(job: Job) -> Job:
 def _bad_words(rng: random.Random) -> list[str]:
     """For the tokenizer of `combo_life`. So many that some are begun."""
     return [" ".join(map(str, rng.choices(range(3, VOCAB_SIZE), k=rng.choice([1, 2, 2, 3])))) for _ in range(60)]
+
+
+def with_grammar(job: Job) -> Job:
+    """Half of the jobs. The text is that of the tokenizer that `combo_life` gives the grammars."""
+    rng = random.Random(f"grammar {job.prompt}")
+    kinds: list[dict[str, Any]] = [
+        {"regex": rng.choice(["[a-m]{2,30}", "(ab|[0-9])+", "x", "[^a-z]{5}[a-z]*"])},
+        {"choice": rng.sample(["red", "redder", "green", "a", "ab", "ba0 ba0 ba0"], 3)},
+        {"grammar": 'start: "(" start ")" | /[a-f]/'},
+        {
+            "json": {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yy", None]}},
+                "required": ["a"],
+            },
+            "disable_any_whitespace": rng.random() < 0.5,
+        },
+    ]
+    params = StructuredOutputsParams(**rng.choice(kinds))
+    return job.with_params(structured_outputs=params) if rng.random() < 0.5 else job
 
 
 def with_logprobs(job: Job) -> Job:

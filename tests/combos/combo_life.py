@@ -21,6 +21,8 @@ from noria.engine.admission import Admission
 from noria.engine.core import EngineCore
 from noria.engine.request import FinishReason, Request, RequestStatus
 from noria.engine.startup import start
+from noria.engine.structured import StructuredRequests
+from noria.grammar.compiler import GrammarCompiler
 from noria.runner import runner as runner_module
 from noria.step.decode import NOT_SAMPLED, DecodeProgram
 from noria.step.programs import StepPrograms
@@ -74,9 +76,9 @@ class InFlight:
         self.execute_model = runner.execute_model
         self.clock = runner.clock
 
-    def sample_tokens(self) -> Any:
+    def sample_tokens(self, masks: Any = None) -> Any:
         inputs, outputs = self._runner._executed
-        sampled = self._runner.sample_tokens()
+        sampled = self._runner.sample_tokens(masks)
         if inputs.is_burst:
             tokens, sums = np.split(np.asarray(outputs), 2)
             sampled = dataclasses.replace(sampled, token_ids=tokens)
@@ -89,6 +91,23 @@ class InFlight:
 def _numbers(text: str) -> list[int]:
     """Token ids from their numbers."""
     return [int(word) for word in text.split()]
+
+
+def _speaking(vocab_size: int) -> Tokenizer:
+    """For grammars: each token but the first three is a character or two of ASCII."""
+    numbers = range(vocab_size - 3)
+    words = [bytes([32 + n]) if n < 95 else bytes([97 + n % 26, 48 + n % 10]) for n in numbers]
+    pieces = (b"<pad>", b"<s>", b"</s>", *words)
+    return Tokenizer(Vocabulary(encode_text=lambda text: [], pieces=pieces, special_ids=frozenset({0, 1, 2})))
+
+
+def _is_structured(request: Request) -> bool:
+    return request.sampling_params.structured_outputs is not None
+
+
+def _is_penalized(request: Request) -> bool:
+    """Shaped for another reason than its grammar."""
+    return dataclasses.replace(request.sampling_params, structured_outputs=None).is_shaped
 
 
 class Rig:
@@ -110,6 +129,8 @@ class Rig:
             eos_token_ids=engine.eos_token_ids,
             seed=0,
         )
+        grammars = GrammarCompiler(_speaking(engine.vocab_size), engine.eos_token_ids)
+        self.core.structured = StructuredRequests(grammars, engine.vocab_size)
         self.num_bursts = 0
         self._action: Callable[[], None] | None = None
         self._by_id: dict[str, Request] = {}
@@ -149,8 +170,8 @@ class Rig:
         """One step; `meanwhile` runs when the device has the step and its result is not yet known."""
         self._action = meanwhile
         for request, token_ids in self.core.step():
-            assert token_ids
-            assert request.output_token_ids[-len(token_ids) :] == token_ids
+            assert token_ids or request.is_finished
+            assert request.output_token_ids[-len(token_ids) :] == token_ids or not token_ids
         self.scheduler.check_integrity()
 
     def _meanwhile(self, inputs: StepInputs, sums: np.ndarray, passes: np.ndarray) -> None:
@@ -171,6 +192,7 @@ class Rig:
         assert self.runner.compiles_after_warmup == 0
 
     def close(self) -> None:
+        self.core.structured.compiler.close()
         self.runner.close()
 
 
@@ -205,7 +227,8 @@ class Life:
                 if not all(request.is_finished for request in requests)
             }
         for _, requests in self.done:
-            self.seen["shaped"] += sum(request.is_shaped for request in requests)
+            self.seen["structured"] += sum(map(_is_structured, requests))
+            self.seen["penalized"] += sum(_is_penalized(request) for request in requests)
             self.seen["logprobs"] += sum(bool(request.logprobs) for request in requests)
             self.seen["prompt logprobs"] += sum(
                 bool(request.prompt_logprobs) and not request.needs_prompt_logprobs for request in requests

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from combo_jobs import MAX_MODEL_LEN, Job, with_logprobs, with_penalties
+from combo_jobs import MAX_MODEL_LEN, Job, with_grammar, with_logprobs, with_penalties
 from combo_models import WINDOWS
 
 from noria.cache.layout import blocks_for_request, plan_layout
@@ -95,10 +95,14 @@ AXES: dict[str, tuple[Setting, ...]] = {
         Setting("greedy", tweak=lambda job: job.with_params(temperature=0.0, seed=None)),
         Setting("n3", tweak=lambda job: job.with_params(n=3)),
     ),
+    "grammar": (
+        Setting("free", must_not_see=("structured",), quick=True),
+        Setting("structured", tweak=with_grammar, must_see=("structured",), makes_rare=("bursts",), quick=True),
+    ),
     # Bursts are for steps in which nobody is shaped.
     "shaping": (
-        Setting("unshaped", must_not_see=("shaped",), quick=True),
-        Setting("penalties", tweak=with_penalties, must_see=("shaped",), makes_rare=("bursts",), quick=True),
+        Setting("unshaped", must_not_see=("penalized",), quick=True),
+        Setting("penalties", tweak=with_penalties, must_see=("penalized",), makes_rare=("bursts",), quick=True),
         Setting(
             "logprobs",
             tweak=with_logprobs,
@@ -110,7 +114,7 @@ AXES: dict[str, tuple[Setting, ...]] = {
             "processed",
             numerics={"logprobs_mode": "processed_logprobs"},
             tweak=lambda job: with_logprobs(with_penalties(job)),
-            must_see=("shaped", "logprobs", "prompt logprobs"),
+            must_see=("penalized", "logprobs", "prompt logprobs"),
             makes_rare=("bursts",),
         ),
     ),

@@ -218,13 +218,13 @@ def test_leaving_the_loop_frees_its_blocks(engine: AsyncLLM):
 def fail_at(engine: AsyncLLM, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device breaks after so many more steps."""
     runner, left = engine._front.engine.core.runner, [steps]
-    original: Callable[[Any], None] = runner.execute_model
+    original: Callable[[Any], Any] = runner.execute_model
 
-    def execute_model(schedule: Any) -> None:
+    def execute_model(schedule: Any) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise RuntimeError("the device is gone")
-        original(schedule)
+        return original(schedule)
 
     monkeypatch.setattr(runner, "execute_model", execute_model)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from engine_checks import check_idle
 
@@ -22,6 +23,12 @@ BAD_PROMPTS: dict[str, tuple[Any, str]] = {
     "id negative": ([5, -1], "-1, which is no token id"),
     "id of another type": ([5, True], "integers, not True"),
     "id of another type in a list": ([[5, 2.5]], "integers, not 2.5"),
+    "an array of fractions": (np.array([5.0]), "one row of integers, not of shape .* dtype float64"),
+    "an array of truths": ({"prompt_token_ids": np.array([True])}, "one row of integers"),
+    "an array without a row": (np.array(5), "one row of integers"),
+    "an array of arrays of rows": (np.zeros((1, 2, 3), int), "one row of integers"),
+    "an empty array": (np.zeros(0, int), "the prompt is empty"),
+    "an id too large in an array": (np.array([5, 192]), "192, which is no token id"),
     "a number": (5, "not int"),
     "nothing": (None, "not NoneType"),
     "bytes": (b"the", "prompt"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from engine_checks import check_idle, scheduler_of
 
@@ -24,6 +25,11 @@ def test_every_form_of_prompt_means_the_same(llm: LLM):
     assert len({tuple(answer.outputs[0].token_ids) for [answer] in answers}) == 1
     assert [answer.prompt for [answer] in answers] == [TEXTS[0], None, None, TEXTS[0], None]
     assert all(answer.prompt_token_ids == ids for [answer] in answers)
+    array = np.array(ids, np.uint16)
+    for form in (array, array.reshape(1, -1), [array], {"prompt_token_ids": array}, list(array), [list(array)]):
+        [answer] = llm.generate(form, GREEDY)
+        assert answer.prompt_token_ids == ids
+        assert all(type(token_id) is int for token_id in answer.prompt_token_ids)
     together = llm.generate(forms, GREEDY)
     assert [a.outputs[0].text for a in together] == [answer.outputs[0].text for [answer] in answers]
     assert llm.generate([], GREEDY) == []
@@ -150,6 +156,8 @@ def test_chat_goes_through_the_template(llm: LLM):
     [answer] = llm.chat(messages, GREEDY)
     template = "<|user|>the mill<|end|><|assistant|>"
     assert answer.prompt_token_ids == llm.tokenizer.encode(template, add_special_tokens=False)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "the mill"}]}]
+    assert llm.chat(parts, GREEDY)[0].prompt_token_ids == answer.prompt_token_ids
     several = llm.chat([messages, [*messages, {"role": "assistant", "content": "A"}, *messages]], GREEDY)
     assert several[0].outputs[0].token_ids == answer.outputs[0].token_ids
     longer = "<|user|>the mill<|end|><|assistant|>A<|end|>" + template

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from noria.cache.paged_cache import CacheStats
-from noria.config import EngineConfig, SamplingParams
+from noria.config import EngineConfig, SamplingParams, StructuredOutputsParams
 from noria.engine.client import options_of
 from noria.engine.logprobs import Logprob
 from noria.engine.messages import (
@@ -59,7 +59,13 @@ PARAMS = SamplingParams(
 )
 
 
-@pytest.mark.parametrize("params", [PARAMS, SamplingParams(), SamplingParams(seed=2**64 - 1, stop="x")])
+STRUCTURED = [
+    SamplingParams(structured_outputs=StructuredOutputsParams(**given))
+    for given in ({"json": {"a": [1, {"b": 2}]}}, {"choice": ["a", "b"]}, {"json_object": True}, {"regex": "a"})
+]
+
+
+@pytest.mark.parametrize("params", [PARAMS, SamplingParams(), SamplingParams(seed=2**64 - 1, stop="x"), *STRUCTURED])
 def test_sampling_parameters(params: SamplingParams) -> None:
     codec = Codec()
     sent = codec.encode(Submit("id", [1, 2], pack_params(params), "salt", -3))

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from noria.cache.paged_cache import CacheStats
-from noria.config import EngineConfig, ModelLimits
+from noria.config import EngineConfig, ModelLimits, SamplingParams
 from noria.engine.client import EngineClient
 from noria.engine.messages import Codec, FromEngine, Ready, ToEngine
 from noria.engine.process import EngineLoop
@@ -49,6 +49,10 @@ class ParrotCore:
         self.num_steps = 0
         self.aborted_at: list[int] = []  # steps
         self.script: dict[tuple[int, ...], list[int]] = {}
+        self.say: list[int] | None = None  # whatever the prompt is
+        self.burst = 1  # tokens of a step
+        self.max_model_len = MAX_MODEL_LEN
+        self.asked: list[SamplingParams] = []
         self.frozen = False
         self.failure: Exception | None = None
         self.runner = SimpleNamespace(compiles_after_warmup=0)
@@ -65,7 +69,8 @@ class ParrotCore:
         return SchedulerStats(used, 0, 0, CacheStats(100, used, 100 - used, 0, 40, 10))
 
     def add(self, request: Request) -> None:
-        room = MAX_MODEL_LEN - request.num_prompt_tokens
+        self.asked.append(request.sampling_params)
+        room = self.max_model_len - request.num_prompt_tokens
         limit = request.sampling_params.max_tokens
         request.max_num_tokens = request.num_prompt_tokens + (room if limit is None else min(room, limit))
         request.scheduled_time = time.perf_counter()
@@ -87,18 +92,24 @@ class ParrotCore:
         self.num_steps += 1
         news = []
         for request in self.running:
-            say = self.script.get(tuple(request.prompt_token_ids), request.prompt_token_ids)
-            offset = int(request.request_id.rsplit(":", 1)[1])
-            token = say[(offset + request.num_output_tokens) % len(say)]
-            if request.sampling_params.logprobs is not None:
-                request.logprobs.append(figures(token, request.sampling_params.logprobs))
-            wanted = request.sampling_params.prompt_logprobs
-            if wanted is not None:
-                request.prompt_logprobs = [figures(each, wanted) for each in request.prompt_token_ids[1:]]
-            request.append(token)
-            news.append((request, [token]))
+            tokens: list[int] = []
+            while len(tokens) < self.burst and not request.is_finished:
+                tokens.append(self._next(request))
+            news.append((request, tokens))
         self.running = [request for request in self.running if not request.is_finished]
         return news
+
+    def _next(self, request: Request) -> int:
+        say = self.say or self.script.get(tuple(request.prompt_token_ids), request.prompt_token_ids)
+        offset = 0 if self.say else int(request.request_id.rsplit(":", 1)[1])
+        token = say[(offset + request.num_output_tokens) % len(say)]
+        if request.sampling_params.logprobs is not None:
+            request.logprobs.append(figures(token, request.sampling_params.logprobs))
+        wanted = request.sampling_params.prompt_logprobs
+        if wanted is not None:
+            request.prompt_logprobs = [figures(each, wanted) for each in request.prompt_token_ids[1:]]
+        request.append(token)
+        return token
 
     def close(self) -> None:
         pass
@@ -150,12 +161,14 @@ class Service:
 
 @contextlib.asynccontextmanager
 async def service(tokenizer: Tokenizer, *, step_s: float = 0.0, **options: Any) -> AsyncIterator[Service]:
-    """options: of ServerConfig, and `scheduling_policy`."""
+    """options: of ServerConfig, and `scheduling_policy` and `max_model_len`."""
+    max_model_len = options.pop("max_model_len", MAX_MODEL_LEN)
     policy = options.pop("scheduling_policy", "fcfs")
     config = ServerConfig(**options)
     core = ParrotCore()
-    engine_config = EngineConfig(model="parrot", scheduling_policy=policy, max_model_len=MAX_MODEL_LEN)
-    resolved = engine_config.resolve(ModelLimits(MAX_MODEL_LEN, VOCAB_SIZE), "cpu")
+    core.max_model_len = max_model_len
+    engine_config = EngineConfig(model="parrot", scheduling_policy=policy, max_model_len=max_model_len)
+    resolved = engine_config.resolve(ModelLimits(max_model_len, VOCAB_SIZE), "cpu")
     parts: Any = (resolved, core, tokenizer, VOCAB_SIZE, (2,), SimpleNamespace())
     client = EngineClient(
         engine_config,
@@ -168,7 +181,7 @@ async def service(tokenizer: Tokenizer, *, step_s: float = 0.0, **options: Any) 
     loop = EngineLoop(Engine(*parts), process, 0.01)
     state = ServerState(client, config, ("parrot", "polly"), "parrot", ServerMetrics(client, "parrot"))
     app = create_app(state)
-    ready = Ready(MAX_MODEL_LEN, 4, 20, VOCAB_SIZE, (2,), policy, "ready")
+    ready = Ready(max_model_len, 4, 20, VOCAB_SIZE, (2,), policy, "ready")
 
     async def turn() -> None:
         process.send(ready)

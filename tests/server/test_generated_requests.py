@@ -17,6 +17,7 @@ from schemathesis import Case, GenerationMode
 from noria.text.tokenizer import Tokenizer
 
 NUM_EXAMPLES = 40
+BODIES = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"]
 PLAIN = ["/health", "/ready", "/metrics", "/version", "/v1/models"]  # nothing can be wrong with a request to these
 TOKEN_IDS = {"items": {"type": "integer", "minimum": 0, "maximum": VOCAB_SIZE - 1}, "maxItems": MAX_MODEL_LEN - 1}
 # So many at least are answered in the mode POSITIVE, and refused in NEGATIVE, or the test shows nothing. Right bodies
@@ -24,8 +25,22 @@ TOKEN_IDS = {"items": {"type": "integer", "minimum": 0, "maximum": VOCAB_SIZE - 
 LEAST = 5
 
 
+# What is hardly ever right when it is made up: names that must be found elsewhere, and languages of their own.
+UNLIKELY = (
+    "tools",
+    "tool_choice",
+    "response_format",
+    "structured_outputs",
+    *(f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar")),
+    "text",
+    "include",
+    "previous_response_id",
+    *("tool_calls", "tool_call_id", "reasoning", "reasoning_content"),  # for messages of one role
+)
+
+
 @functools.cache
-def schema(tokenizer: Tokenizer) -> Any:
+def schema(tokenizer: Tokenizer, mode: GenerationMode = GenerationMode.NEGATIVE) -> Any:
     """The document, with what it cannot know: the size of this model, and that no model of another name is here."""
     document = ask(tokenizer, "GET", "/openapi.json").json()
 
@@ -36,8 +51,12 @@ def schema(tokenizer: Tokenizer) -> Any:
         elif isinstance(node, dict):
             if node.get("type") == "array" and node.get("items") == {"type": "integer"}:
                 node.update(TOKEN_IDS)
+            if mode is GenerationMode.POSITIVE and "tool" in node.get("enum", ()):
+                node["enum"].remove("tool")
             properties = node.get("properties", {})
-            properties.pop("model", None)
+            for name in ("model", *(UNLIKELY if mode is GenerationMode.POSITIVE else ())):
+                if isinstance(properties.get(name), dict) and (name != "text" or "anyOf" in properties[name]):
+                    del properties[name]
             properties.get("n", {}).update(maximum=3)
             for value in node.values():
                 narrow(value)
@@ -102,17 +121,21 @@ def ask_generated(tokenizer: Tokenizer, operation: Any, mode: GenerationMode) ->
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("path", BODIES)
 def test_no_body_makes_the_server_fail(tokenizer: Tokenizer, path: str, mode: GenerationMode) -> None:
-    seen = ask_generated(tokenizer, schema(tokenizer)[path]["POST"], mode)
-    assert set(seen) <= {200, 400}
+    seen = ask_generated(tokenizer, schema(tokenizer, mode)[path]["POST"], mode)
+    assert set(seen) <= {200, 400, *([404] if path == "/v1/responses" else [])}  # for the one before
     assert seen[200 if mode is GenerationMode.POSITIVE else 400] >= LEAST
 
 
 def test_every_route_is_asked(tokenizer: Tokenizer) -> None:
-    asked = {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/models/{name}", *PLAIN}
+    stored = [f"/v1/responses/{{response_id}}{end}" for end in ("", "/input_items", "/cancel")]
+    asked = {*BODIES, *stored, "/v1/models/{name}", *PLAIN}
     assert {found.ok().path for found in schema(tokenizer).get_all_operations()} == asked
     for path in PLAIN:
         assert ask_generated(tokenizer, schema(tokenizer)[path]["GET"], GenerationMode.POSITIVE).keys() == {200}
+    for path, method in ((stored[0], "GET"), (stored[0], "DELETE"), (stored[1], "GET"), (stored[2], "POST")):
+        kinds = ask_generated(tokenizer, schema(tokenizer)[path][method], GenerationMode.POSITIVE)
+        assert kinds.keys() <= {400, 404}
     named = ask_generated(tokenizer, schema(tokenizer)["/v1/models/{name}"]["GET"], GenerationMode.POSITIVE)
     assert named.keys() <= {200, 400, 404}

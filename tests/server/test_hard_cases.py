@@ -20,6 +20,8 @@ FIRST_OF_ITS_KIND: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.3, "logit_bias": {"7": 2.0}},
     {"prompt_logprobs": 3},
     {"bad_words": ["mill"], "min_tokens": 3, "seed": 5},
+    {"structured_outputs": {"regex": "[a-f]{4,8}"}},
+    {"response_format": {"type": "json_object"}},
 )
 
 

@@ -32,6 +32,27 @@ def test_a_chat_prompt_has_one_beginning_of_sequence(metaspace_folder: Path, tmp
     assert encode_chat(tokenizer, [{"role": "user", "content": "the"}]) == tokenizer.encode("the")
 
 
+def test_parts_of_a_content_are_lines() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert render_chat("{{ messages[0].content }}", [{"role": "user", "content": parts}]) == "one\ntwo"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([{"type": "image_url", "image_url": {"url": "x"}}], "must be of type text, not 'image_url'; this model reads"),
+        ([{"type": ["text"], "text": "x"}], "must be of type text"),
+        (["text"], "must be of type text, not None"),
+        ([], "a list of parts that is not empty"),
+        ([{"type": "text", "text": 5}], "must have a text that is a string"),
+        ([{"type": "text", "text": "x", "colour": 1}], "a content part of type text has no colour"),
+    ],
+)
+def test_other_parts_are_refused(content: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        render_chat("{{ messages[0].content }}", [{"role": "user", "content": content}])
+
+
 def test_blocks_are_trimmed_and_loops_have_controls() -> None:
     template = """
         {%- for message in messages %}

@@ -63,6 +63,7 @@ class PersistentBatch:
         self.banned_until = np.zeros(rows, np.int32)  # number of tokens at which the ban ends
         self.num_prompt = np.zeros(rows, np.int32)
         self.is_shaped = np.zeros(rows, bool)  # see SamplingParams; what follows counts where it is true
+        self.is_structured = np.zeros(rows, bool)  # follows a grammar; is shaped, too
         self.is_penalized = np.zeros(rows, bool)
         self.has_bias = np.zeros(rows, bool)
         self.presence = np.zeros(rows, np.float32)
@@ -173,6 +174,7 @@ class PersistentBatch:
         self.num_prompt_logprobs[row] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
         self.num_logprobs[row] = -1 if params.logprobs is None else params.logprobs
         self.is_shaped[row] = params.is_shaped
+        self.is_structured[row] = params.structured_outputs is not None
         if params.is_shaped:
             self._shape(row, kept, token_ids)
 

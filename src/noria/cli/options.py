@@ -39,6 +39,7 @@ _REPEATED: Mapping[str, type] = MappingProxyType(
 _NOT_OFFERED = (
     "model",  # the argument
     "skip_tokenizer_init",  # a command line speaks text
+    "structured_outputs",  # see structured.py
 )
 # For options whose name says it all in Python.
 _HELP: Mapping[str, str] = MappingProxyType(
@@ -75,6 +76,11 @@ MISSING = dataclasses.MISSING
 def argument(name: str, metavar: str, text: str) -> Field:
     """The argument of a command, for `parse`."""
     return name, Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar=metavar, help=text)], MISSING
+
+
+def optional_argument(name: str, metavar: str, text: str) -> Field:
+    """An argument that may be left out: None then."""
+    return name, Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar=metavar, help=text)], None
 
 
 def option(name: str, kind: Any, default: Any, text: str, *aliases: str) -> Field:
@@ -140,12 +146,17 @@ def values_of(group: Any) -> dict[str, Any]:
     return {field.name: getattr(group, field.name) for field in dataclasses.fields(group)}
 
 
-def sampling_params(group: Any) -> SamplingParams:
-    """What sampling_options made of a command line. Raises RequestError."""
+def group(fields: Sequence[Field]) -> type:
+    """A group of options for `parse`."""
+    return _dataclass(fields)
+
+
+def sampling_params(group: Any, **others: Any) -> SamplingParams:
+    """What sampling_options made of a command line. others: fields that are no options. Raises RequestError."""
     values = values_of(group)
     values["logit_bias"] = dict(map(_bias, values["logit_bias"]))
     values["allowed_token_ids"] = values["allowed_token_ids"] or None
-    return SamplingParams(**values)
+    return SamplingParams(**values, **others)
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from noria.cli import options
 from noria.cli.display import fetch, note, progress_bar, statistics
+from noria.cli.main import UsageError
+from noria.cli.structured import refuse_bad, structured_options, structured_outputs
 from noria.config import EngineConfig, SamplingParams
 from noria.engine.admission import Admission
 from noria.errors import NoriaError, RequestError
@@ -37,18 +39,23 @@ def main(args: Sequence[str]) -> int:
         args,
         [
             options.model_argument(),
-            options.option("prompt", str, options.MISSING, "the prompt; - reads it from stdin", "-p"),
+            options.optional_argument("text", "[PROMPT]", "the prompt; - reads it from stdin"),
+            options.option("prompt", str | None, None, "the same as an option", "-p"),
             options.option("raw", bool, False, "continue the prompt as it stands, without the model's chat template"),
             options.option("json", bool, False, "print one JSON object instead of the text"),
         ],
         sampling=options.sampling_options(max_tokens=128, temperature=0.0),
+        structured=structured_options(),
         engine=options.engine_options(max_num_seqs=8),
     )
-    params = options.sampling_params(chosen.sampling)
+    structured = structured_outputs(chosen.structured)
+    params = options.sampling_params(chosen.sampling, structured_outputs=structured)
     config = EngineConfig(model=chosen.model, seed=params.seed, **options.values_of(chosen.engine))
-    prompt = _read_prompt(chosen.prompt)
+    prompt = _read_prompt(_the_one(chosen.text, chosen.prompt))
     path = fetch(config.model, config.revision)
     _refuse_long(prompt, config, path)
+    if structured is not None:
+        refuse_bad(structured, load_tokenizer(tokenizer_path(config, path)))
     with start(config, path) as llm:
         start_s = time.perf_counter() - begin
         note(str(llm.stats.startup))
@@ -64,8 +71,9 @@ def main(args: Sequence[str]) -> int:
         )
     else:
         note(statistics(stats, result.usage))
-    if any(output.finish_reason == "error" for output in result.outputs):
-        raise NoriaError("the request failed while it ran; the log above says why")
+    for output in result.outputs:
+        if output.finish_reason == "error":
+            raise NoriaError(str(output.stop_reason or "the request failed while it ran; the log above says why"))
     return 0
 
 
@@ -92,6 +100,16 @@ def _refuse_long(prompt: str, config: EngineConfig, path: Path) -> None:
     tokenizer = load_tokenizer(tokenizer_path(config, path))
     admission = Admission(tokenizer, vocab_size=tokenizer.vocab_size, max_model_len=limit, eos_token_ids=(), seed=None)
     admission.tokenize(prompt)
+
+
+def _the_one(text: str | None, prompt: str | None) -> str:
+    """The prompt, which is given as an argument or as an option."""
+    if text is not None and prompt is not None:
+        raise UsageError(f"unexpected argument {text!r}: --prompt is there already; see noria run --help")
+    given = prompt if text is None else text
+    if given is None:
+        raise UsageError("the prompt is missing; see noria run --help")
+    return given
 
 
 def _read_prompt(argument: str) -> str:

@@ -13,8 +13,8 @@ from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.server.settings import ServerConfig
 
-_TEXT = """Serves a model over HTTP: /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, and
-/health, /ready, /metrics, /version, and a chat page at /.
+_TEXT = """Serves a model over HTTP: /v1/chat/completions, /v1/responses, /v1/completions, /v1/models, /tokenize,
+/detokenize, and /health, /ready, /metrics, /version, and a chat page at /.
 
 NORIA_API_KEY in the environment is one more --api-key. SIGTERM finishes what runs and takes nothing new."""
 

@@ -7,13 +7,15 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from noria.batch.inputs import ShapingInputs
 from noria.config import SamplingParams
 from noria.engine.request import Request, derive_seed
 from noria.errors import RequestError
 from noria.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
+Prompt = str | Sequence[int] | np.ndarray | Mapping[str, Any]
 MAX_STOP_TOKENS_WITH_MIN_TOKENS = 16  # as many as the sampler can ban at a time
 
 
@@ -174,6 +176,14 @@ def _check_choice(
         )
 
 
+def _ids_of(array: np.ndarray) -> list[int]:
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise RequestError(
+            f"a prompt that is an array must be one row of integers, not of shape {array.shape} and dtype {array.dtype}"
+        )
+    return array.tolist()
+
+
 def _split(prompt: Prompt) -> tuple[str | None, list[int] | None]:
     if isinstance(prompt, Mapping):
         keys = set(prompt) & {"prompt", "prompt_token_ids"}
@@ -183,6 +193,8 @@ def _split(prompt: Prompt) -> tuple[str | None, list[int] | None]:
         prompt = prompt[keys.pop()]
     if isinstance(prompt, str):
         return prompt, None
+    if isinstance(prompt, np.ndarray):
+        return None, _ids_of(prompt)
     if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
-        return None, list(prompt)
+        return None, [int(item) if isinstance(item, np.integer) else item for item in prompt]
     raise RequestError(f"a prompt must be a string or a list of token ids, not {type(prompt).__name__}")

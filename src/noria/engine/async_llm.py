@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -40,7 +41,7 @@ class _Stream:
 class AsyncLLM:
     """Like LLM, for asyncio. Create it anywhere; use it from any event loop."""
 
-    def __init__(self, model: str, *, progress: ProgressBar | None = None, **options: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str], *, progress: ProgressBar | None = None, **options: Any) -> None:
         """See LLM. Blocks until the engine is ready."""
         config = EngineConfig.from_options(model=model, **options)
         self._front = EngineFront(start(config, progress))
@@ -87,6 +88,8 @@ class AsyncLLM:
             cache_salt=cache_salt,
             priority=priority,
         )
+        if sampling_params is not None and sampling_params.structured_outputs is not None:
+            await self._front.grammars.validate_async(sampling_params.structured_outputs)
         stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
 
         def submit() -> None:

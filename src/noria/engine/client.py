@@ -46,6 +46,7 @@ from noria.errors import (
     RequestTimeoutError,
     UnavailableError,
 )
+from noria.grammar.compiler import GrammarCompiler
 from noria.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -122,6 +123,7 @@ class EngineClient:
         self._timeout_s = timeout_s
         self._max_queued = max_queued_requests
         self._restart = restart
+        self._grammars = GrammarCompiler(tokenizer, tokenizer.eos_token_ids)  # to refuse bad ones
         self._progress = progress
         self._serial = itertools.count()
         self._streams: dict[str, _Stream] = {}  # by an id that is never used again
@@ -177,6 +179,8 @@ class EngineClient:
         self._check_ready()
         admission = self._admission
         assert admission is not None
+        if sampling_params.structured_outputs is not None:
+            await self._grammars.validate_async(sampling_params.structured_outputs)
         if isinstance(prompt, (str, list)) and len(prompt) > _INLINE_PROMPT:
             return await asyncio.to_thread(_prepare, admission, prompt, sampling_params)
         return _prepare(admission, prompt, sampling_params)
@@ -266,6 +270,7 @@ class EngineClient:
         and is not to be started again.
         """
         self._running = True
+        warm_up = asyncio.ensure_future(asyncio.to_thread(self._grammars.warm_up))  # while the engine starts
         try:
             while not self._close_asked.is_set():
                 error, was_ready = await self._run_once()
@@ -276,6 +281,8 @@ class EngineClient:
                 _log.error("%s; starting it again", error)
         finally:
             self._close_asked.set()
+            await asyncio.gather(warm_up, return_exceptions=True)
+            self._grammars.close()
             self._closed.set()
 
     async def close(self) -> None:

@@ -14,6 +14,7 @@ from noria.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from noria.engine.request import FinishReason, Request
 from noria.engine.startup import Engine
 from noria.errors import RequestError
+from noria.grammar.compiler import GrammarCompiler
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +78,10 @@ class EngineFront:
     ) -> None:
         """Admits a prompt, or raises RequestError and changes nothing."""
         self.submit(self.prepare(request_id, prompt, params, cache_salt=cache_salt, priority=priority))
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        return self.engine.core.structured.compiler
 
     def prepare(
         self,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
+
+import numpy as np
 
 from noria.config import EngineConfig, ResolvedConfig, SamplingParams
 from noria.engine.admission import Prompt
@@ -47,7 +50,7 @@ class LLM:
     >>> answer.outputs[0].text
     """
 
-    def __init__(self, model: str, *, progress: ProgressBar | None = None, **options: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str], *, progress: ProgressBar | None = None, **options: Any) -> None:
         """model: a folder, a .gguf file, a Hub id, or a name that `noria pull` knows. options: see EngineConfig.
 
         progress: how to show what takes long at start. Raises ConfigError or WeightsError.
@@ -87,9 +90,10 @@ class LLM:
         cache_salt: str | None = None,
         priority: int = 0,
     ) -> list[RequestOutput]:
-        """Answers all prompts, in order. A prompt is a text, a list of token ids, or a dictionary with one of the keys
-        prompt and prompt_token_ids; sampling_params is one for all or one for each. cache_salt: only requests
-        of one salt share cached prefixes. priority: the lowest comes first, with the scheduling policy "priority".
+        """Answers all prompts, in order. A prompt is a text, token ids (a list of integers, a row of a numpy array), or
+        a dictionary with one of the keys prompt and prompt_token_ids; sampling_params is one for all or one for each.
+        cache_salt: only requests of one salt share cached prefixes. priority: the lowest comes first, with the
+        scheduling policy "priority".
         Several threads may call this at a time; Ctrl-C ends the call and leaves the engine usable.
 
         Raises RequestError, before anything runs, when one of them cannot be served; EngineDeadError when the engine
@@ -139,7 +143,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers conversations (one, or a list of them) through the model's chat template.
 
-        A message is a dictionary with role and content. template_options: variables for the template.
+        A message is a dictionary with role and content: a text, or a list of parts like {"type": "text", "text": ...}.
+        template_options: variables for the template.
         """
         return self.generate(self.chat_prompts(messages, **template_options), sampling_params)
 
@@ -167,6 +172,8 @@ class LLM:
     def _submit(self, prompt: Prompt, params: SamplingParams, **options: Any) -> str:
         request_id = str(next(self._ids))
         group = self._front.prepare(request_id, prompt, params, **options)
+        if params.structured_outputs is not None:
+            self._front.grammars.validate(params.structured_outputs)
         with self._lock, deferred_interrupts():
             self._front.submit(group)
             self._outbox[request_id] = deque()
@@ -224,11 +231,13 @@ class LLM:
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt as a list of one; a list of integers is one prompt of token ids."""
+    """One prompt as a list of one; a list of integers is one prompt of token ids, and so is a row of an array."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
+    if isinstance(prompts, np.ndarray):
+        return list(prompts) if prompts.ndim == 2 else [prompts]
     if not isinstance(prompts, Sequence):
         raise RequestError(f"prompts must be a string, token ids, or a list of prompts, not {type(prompts).__name__}")
-    if prompts and all(isinstance(item, int) for item in prompts):
+    if prompts and all(isinstance(item, (int, np.integer)) for item in prompts):
         return [cast("Sequence[int]", prompts)]
     return list(cast("Sequence[Prompt]", prompts))

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from noria.config import SamplingParams
+from noria.config import SamplingParams, StructuredOutputsParams
 from noria.engine.outputs import CompletionOutput, TokenLogprobs
 from noria.observe.step_clock import StepTimes
 from noria.scheduler.scheduler import SchedulerStats
@@ -139,9 +139,14 @@ def pack_params(params: SamplingParams) -> dict[str, Any]:
 
 
 def unpack_params(fields: dict[str, Any]) -> SamplingParams:
-    return SamplingParams(**{name: _frozen(value) for name, value in fields.items()})
+    fields = {name: _frozen(value) for name, value in fields.items()}
+    if (structured := fields.get("structured_outputs")) is not None:
+        fields["structured_outputs"] = StructuredOutputsParams(**structured)
+    return SamplingParams(**fields)
 
 
 def _frozen(value: Any) -> Any:
     """SamplingParams hold tuples; MessagePack knows one kind of list."""
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _frozen(each) for key, each in value.items()}
     return tuple(_frozen(each) for each in value) if isinstance(value, list) else value

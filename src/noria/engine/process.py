@@ -175,6 +175,7 @@ def serve(link: Link, order: Start) -> bool:
 
     try:
         engine = start(EngineConfig.from_options(**order.options), progress)
+        engine.core.structured.compiler.warm_up()  # before anybody runs whom it would hold up
         try:
             link.send(ready_message(engine))
             EngineLoop(engine, link, order.heartbeat_s).run()

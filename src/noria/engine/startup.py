@@ -15,7 +15,9 @@ import jax
 from noria.cache.paged_cache import PagedCache
 from noria.config import EngineConfig, ModelLimits, ResolvedConfig, cache_home
 from noria.engine.core import EngineCore
+from noria.engine.structured import StructuredRequests
 from noria.errors import ConfigError
+from noria.grammar.compiler import GrammarCompiler
 from noria.models.registry import build_model
 from noria.runner.memory import MemoryPlan
 from noria.runner.runner import ModelRunner
@@ -106,7 +108,8 @@ def _start(config: EngineConfig, progress: ProgressBar | None, *, programs_only:
         capture = runner.capture_model(show)
     report = StartupReport(capture.programs, capture.compiled, load_s, capture.seconds, plan)
     _log.info("%s", report)
-    core = EngineCore(runner, _scheduler(resolved, runner, plan), resolved.async_scheduling)
+    structured = StructuredRequests(GrammarCompiler(tokenizer, eos), model.config.vocab_size)
+    core = EngineCore(runner, _scheduler(resolved, runner, plan), structured, resolved.async_scheduling)
     return Engine(resolved, core, tokenizer, model.config.vocab_size, eos, report)
 
 

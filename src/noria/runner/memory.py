@@ -100,7 +100,8 @@ def activation_bytes(config: ResolvedConfig, model: DecoderConfig, dtype_bytes: 
     per_token = 4 * (4 * model.hidden_size + 3 * model.intermediate_size) + 2 * dtype_bytes * heads
     # float32 logits and what the sampler makes of them: biased, penalized, scaled, noise, keys, masks (XLA's CPU
     # compiler reserves 11 of that size, 10 without shaping); and the two tables, made when a shaped request comes.
-    per_row = (12 + 2) * 4 * model.vocab_size
+    # A mask of a grammar has a bit per token; there are three at a time at most.
+    per_row = (12 + 2) * 4 * model.vocab_size + 3 * model.vocab_size // 8
     return (
         (buckets.tokens[-1] + PREFILL_TOKENS) * per_token
         + buckets.requests[-1] * per_row

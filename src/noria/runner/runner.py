@@ -40,7 +40,7 @@ from noria.runner.pack_weights import MatrixForm
 from noria.runner.results import SampledTokens
 from noria.runner.shaper import Shaper
 from noria.runner.work import WorkModel
-from noria.scheduler.schedule import Schedule
+from noria.scheduler.schedule import GrammarMasks, Schedule
 from noria.step.decode import DecodeProgram
 from noria.step.programs import StepPrograms
 from noria.weights.base import Checkpoint
@@ -202,15 +202,23 @@ class ModelRunner:
         jobs |= self._shaper.jobs(self._weights, steps)
         return self._programs.capture(jobs, c.compile_threads, progress)
 
-    def execute_model(self, schedule: Schedule) -> None:
-        """Dispatches the forward pass of a step, or the whole of a burst; its tokens come from sample_tokens."""
+    def execute_model(self, schedule: Schedule) -> tuple[str, ...]:
+        """Dispatches the forward pass of a step, or the whole of a burst; its tokens come from sample_tokens.
+
+        Returns the ids of requests that sample under a grammar in this step: sample_tokens wants their masks.
+        """
         self.batch.apply(schedule)
         self._shaper.apply(self.batch.take_edits())
         inputs = pack(schedule, self.batch, self.buckets)
         self._executed = (inputs, self.decode(inputs) if inputs.is_burst else self.forward(inputs))
+        structured = inputs.rows[inputs.samples & self.batch.is_structured[inputs.rows]]
+        return tuple(self.batch.request_ids[row] or "" for row in structured)
 
-    def sample_tokens(self) -> SampledTokens:
-        """Dispatches head and sampler of the step that execute_model began, unless it was a burst."""
+    def sample_tokens(self, masks: GrammarMasks | None = None) -> SampledTokens:
+        """Dispatches head and sampler of the step that execute_model began, unless it was a burst.
+
+        masks: of requests that follow a grammar; the others, and those that it lacks, may get any token.
+        """
         assert self._executed is not None, "execute_model comes first"
         inputs, outputs = self._executed
         self._executed = None
@@ -220,7 +228,8 @@ class ModelRunner:
             outputs = self._sampled
         else:
             if inputs.shaping is not None:
-                outputs, scores = self._shaper.sample(self._weights, outputs, self._sampled, inputs)
+                mask = None if masks is None else self._mask(request_ids, inputs.num_rows, masks)
+                outputs, scores = self._shaper.sample(self._weights, outputs, self._sampled, inputs, mask)
                 self._sampled = outputs
             elif not inputs.is_burst:
                 self._sampled = outputs = self.sample(inputs, outputs)
@@ -231,6 +240,14 @@ class ModelRunner:
         return SampledTokens(
             self.batch, request_ids, sources, expected, outputs, self.clock, scores, inputs.num_logprobs, prompt
         )
+
+    def _mask(self, request_ids: tuple[str, ...], num_rows: int, masks: GrammarMasks) -> np.ndarray:
+        """In the order of the step's rows."""
+        mask = np.full((num_rows, self._shaper.mask_width), -1, np.int32)
+        places = {request_id: place for place, request_id in enumerate(request_ids)}
+        for request_id, words in zip(masks.request_ids, masks.bitmask, strict=True):
+            mask[places[request_id]] = words
+        return mask
 
     def forward(self, inputs: StepInputs) -> jax.Array:
         """Dispatches the forward program alone: it writes the cache and yields hidden states [max_num_seqs, E]."""

@@ -16,7 +16,7 @@ from noria.observe.step_clock import StepClock
 from noria.runner.capture import Programs
 from noria.runner.results import PromptScores
 from noria.step.programs import StepPrograms, pick_rows
-from noria.step.shape import Tables, edit
+from noria.step.shape import Tables, edit, mask_width
 
 _PROMPT_ROWS = 32  # of one call: so many pass the head together
 Jobs = dict[Hashable, Callable[[], Any]]
@@ -39,6 +39,8 @@ class Shaper:
         self._shapes: Tables = jax.tree.map(lambda shape: on_device(shape.shape, shape.dtype), shapes)
         self._sampled = jax.ShapeDtypeStruct((rows,), jnp.int32)
         self._tables: Tables | None = None
+        self._open_masks: dict[int, jax.Array] = {}  # by request bucket
+        self.mask_width = mask_width(self._config.vocab_size)
         self._sample = jax.jit(steps.sample_shaped, donate_argnums=2)
         # Functions of its own: what JAX has compiled of those that engines share never reaches another's compile cache.
         self._edit = jax.jit(partial(edit), donate_argnums=0)
@@ -66,13 +68,17 @@ class Shaper:
             self._tables = self._programs.call("edit", job, self._take_tables(), packed)
 
     def sample(
-        self, weights: Any, hidden: jax.Array, sampled: jax.Array, inputs: StepInputs
+        self, weights: Any, hidden: jax.Array, sampled: jax.Array, inputs: StepInputs, mask: np.ndarray | None
     ) -> tuple[jax.Array, jax.Array]:
-        """Dispatches StepPrograms.sample_shaped: token ids [max_num_seqs], and scores of the step's rows."""
+        """Dispatches StepPrograms.sample_shaped: token ids [max_num_seqs], and scores of the step's rows.
+
+        mask: int32 [R, W], see apply_mask; None where no row has a grammar.
+        """
         key, job = ("sample shaped", inputs.num_rows), self._sample_job(weights, inputs)
         tables = self._take_tables()
         self._clock.dispatching()
-        arguments = (weights, hidden, tables, sampled, inputs.sample, inputs.shaping)
+        masks = self._open_mask(inputs.num_rows) if mask is None else mask
+        arguments = (weights, hidden, tables, sampled, inputs.sample, inputs.shaping, masks)
         self._tables, token_ids, scores = self._programs.call(key, job, *arguments)
         self._clock.dispatched(token_ids)
         scores.copy_to_host_async()
@@ -98,6 +104,14 @@ class Shaper:
     def close(self) -> None:
         """Gives the device's memory back."""
         self._tables = None
+        self._open_masks.clear()
+
+    def _open_mask(self, num_rows: int) -> jax.Array:
+        """One that allows everything, kept on the device: steps without a grammar upload none."""
+        if num_rows not in self._open_masks:
+            ones = np.full((num_rows, self.mask_width), -1, np.int32)
+            self._open_masks[num_rows] = jax.device_put(ones, self._sharding)
+        return self._open_masks[num_rows]
 
     def _take_tables(self) -> Tables:
         """For a program that they are donated to."""
@@ -110,7 +124,8 @@ class Shaper:
 
     def _sample_job(self, weights: Any, inputs: StepInputs) -> Callable[[], Any]:
         hidden = self._states(self._num_rows)
-        arguments = (weights, hidden, self._shapes, self._sampled, inputs.sample, inputs.shaping)
+        mask = jax.ShapeDtypeStruct((inputs.num_rows, self.mask_width), jnp.int32)
+        arguments = (weights, hidden, self._shapes, self._sampled, inputs.sample, inputs.shaping, mask)
         return lambda: self._sample.lower(*arguments).compile()
 
     def _pick_job(self, num_tokens: int) -> Callable[[], Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from noria.cache.layout import BlockIds
 from noria.config import SamplingParams
 
@@ -60,6 +62,14 @@ class Schedule:
     @property
     def total_num_scheduled_tokens(self) -> int:
         return sum(self.num_scheduled_tokens.values())
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarMasks:
+    """Which tokens may come next of the requests that follow a grammar."""
+
+    request_ids: tuple[str, ...]  # of the rows, in any order
+    bitmask: np.ndarray  # int32 [rows, ceil(vocabulary / 32)]: bit b of word w is 1 where token 32 * w + b may come
 
 
 # (token id, log-probability, rank) of a token, and of the likeliest ones in its place.

@@ -69,6 +69,7 @@ class Scheduler:
         self._order = order_key(policy)
         self._requests: dict[str, Request] = {}  # all unfinished ones
         self._waiting = WaitingQueue(self._order)
+        self._held: dict[str, Request] = {}  # not yet in the queue: they wait for something that is not ready
         self._running: list[Request] = []  # in the order of the policy
         self._known: set[str] = set()  # ids whose state the runner keeps
         self._finished_ids: list[str] = []  # known ones that ended since the last step
@@ -87,14 +88,22 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._held)
+
+    @property
+    def can_advance(self) -> bool:
+        """Whether there is a request that need not wait for anything but its turn."""
+        return bool(self._running) or len(self._waiting) > 0
 
     @property
     def stats(self) -> SchedulerStats:
         return SchedulerStats(self.num_running, self.num_waiting, self._num_preemptions, self.cache.stats)
 
-    def add(self, request: Request) -> None:
-        """Queues a request. Raises RequestError when its id is in use or it does not fit into max_model_len."""
+    def add(self, request: Request, *, hold: bool = False) -> None:
+        """Queues a request; with hold it is passed over until `release`, which gives it the place of its arrival.
+
+        Raises RequestError when its id is in use or it does not fit into max_model_len.
+        """
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id} is in use; choose another or abort that request first")
         if not 0 < request.num_tokens < self._max_model_len:
@@ -108,7 +117,18 @@ class Scheduler:
         request.max_num_tokens = request.num_prompt_tokens + (room if max_tokens is None else min(room, max_tokens))
         self._num_arrivals += 1
         self._requests[request.request_id] = request
-        self._waiting.push(request)
+        if hold:
+            self._held[request.request_id] = request
+        else:
+            self._waiting.push(request)
+
+    def request(self, request_id: str) -> Request:
+        """An unfinished one."""
+        return self._requests[request_id]
+
+    def release(self, request: Request) -> None:
+        """Queues a request that was held."""
+        self._waiting.push(self._held.pop(request.request_id))
 
     def abort(self, request_ids: Iterable[str]) -> list[Request]:
         """Ends requests in whatever state, also while a step is in flight, and returns them. Ignores unknown ids.
@@ -122,6 +142,8 @@ class Scheduler:
                 continue
             if self.cache.has_table(request_id):
                 self._running.remove(request)
+            elif request_id in self._held:
+                del self._held[request_id]
             else:
                 self._waiting.remove(request)
             if not request.is_finished:
@@ -333,7 +355,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raises RuntimeError when queues, cache and pool do not agree, or blocks are lost while nothing runs."""
         self.cache.check_integrity()
-        waiting = list(self._waiting)
+        waiting = [*self._waiting, *self._held.values()]
         if {r.request_id for r in (*self._running, *waiting)} != set(self._requests):
             raise RuntimeError("the queues do not hold exactly the unfinished requests")
         if len(self._running) + len(waiting) != len(self._requests):

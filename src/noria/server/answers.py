@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from noria.engine.outputs import CompletionOutput, RequestOutput
 from noria.server.generation import Job
-
-
-def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"
 
 
 def envelope(request_id: str, kind: str, model: str) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from noria.server.routes.completions import completion_routes
 from noria.server.routes.models import model_routes
 from noria.server.routes.operations import operation_routes
 from noria.server.routes.page import PAGE_PATHS, page_routes
+from noria.server.routes.responses import response_routes
+from noria.server.routes.stored_responses import stored_response_routes
 from noria.server.routes.tokenize import tokenize_routes
 from noria.server.state import ServerState
 
@@ -46,8 +48,17 @@ def create_app(state: ServerState) -> FastAPI:
     )
     app.state.noria = state
     app.openapi = lambda: describe(app)
-    for router in (operation_routes(), model_routes(), completion_routes(), chat_routes(), tokenize_routes()):
-        app.include_router(router)
+    groups = (
+        operation_routes,
+        model_routes,
+        completion_routes,
+        chat_routes,
+        response_routes,
+        stored_response_routes,
+        tokenize_routes,
+    )
+    for routes in groups:
+        app.include_router(routes())
     if state.config.chat_page:
         app.include_router(page_routes())
     return app

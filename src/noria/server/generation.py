@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from noria.engine.outputs import RequestOutput
 from noria.errors import NoriaError, RequestError, UnavailableError
 from noria.server.metrics import RequestTimer
 from noria.server.state import ServerState
+from noria.text.answer import AnswerParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Job:
     params: SamplingParams
     cache_salt: str | None = None
     priority: int = 0
+    new_parser: Callable[[], AnswerParser] = AnswerParser  # of one answer's text
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -117,8 +119,10 @@ async def _run_one(state: ServerState, job: Job, index: int) -> AsyncGenerator[R
 
 
 def _check(part: RequestOutput) -> None:
-    """Raises what an answer that was not ended by its request's own is told."""
+    """Raises what is told of an answer that did not end by itself."""
     for output in part.outputs:
+        if output.finish_reason == "error" and isinstance(output.stop_reason, str):
+            raise RequestError(output.stop_reason)  # its grammar was too much
         if output.finish_reason == "error":
             raise NoriaError("the request failed while it ran; the server's log says why")
         if output.finish_reason == "abort":

@@ -14,14 +14,15 @@ from pydantic.json_schema import models_json_schema
 from noria import __version__
 from noria.server.schema.chat import ChatBody
 from noria.server.schema.completion import CompletionBody
+from noria.server.schema.responses import ResponseBody
 from noria.server.schema.tokenize import DetokenizeBody, TokenizeBody
 
 _REFERENCE = "#/components/schemas/{model}"
-_BODIES = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
+_BODIES = (CompletionBody, ChatBody, ResponseBody, TokenizeBody, DetokenizeBody)
 # What SamplingParams checks, by the names of fields.
 _RANGES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        **{name: {"minimum": 1} for name in ("n", "max_tokens", "max_completion_tokens")},
+        **{name: {"minimum": 1} for name in ("n", "max_tokens", "max_completion_tokens", "max_output_tokens")},
         **{name: {"minimum": 0} for name in ("logprobs", "top_logprobs", "prompt_logprobs", "min_tokens")},
         **{name: {"minimum": -2, "maximum": 2} for name in ("presence_penalty", "frequency_penalty")},
         "temperature": {"minimum": 0},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -24,15 +24,22 @@ def event(content: Any) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
+def named_event(content: Mapping[str, Any]) -> bytes:
+    """An event whose type is told twice, as /v1/responses does."""
+    return b"event: " + content["type"].encode() + b"\n" + event(content)
+
+
 class EventStream(Response):
     """Sends events as they come. The events end when the client leaves: their generator is closed at once.
 
     The status is sent before the first event is there, so an error becomes a last event.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], *, last: bytes = DONE) -> None:
+        """last: what is sent when there are no more."""
         super().__init__(status_code=200)
         self._events = events
+        self._last = last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send(
@@ -42,20 +49,21 @@ class EventStream(Response):
             await _while_connected(self._send_all(send), receive)
 
     async def _send_all(self, send: Send) -> None:
-        async with aclosing(_until_done(self._events)) as events:
+        async with aclosing(_until_done(self._events, self._last)) as events:
             async for data in events:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _until_done(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+async def _until_done(events: AsyncGenerator[bytes], last: bytes) -> AsyncGenerator[bytes]:
     async with aclosing(events):
         try:
             async for data in events:
                 yield data
         except Exception as error:
             yield event(api_error(error).body)
-    yield DONE
+    if last:
+        yield last
 
 
 async def answer(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -10,8 +10,10 @@ from fastapi import Depends, Request
 
 from noria.engine.client import EngineClient
 from noria.errors import UnavailableError
+from noria.server.dialect import Dialect, dialect_of
 from noria.server.errors import ApiError
 from noria.server.metrics import ServerMetrics
+from noria.server.responses.store import ResponseStore
 from noria.server.settings import ServerConfig
 
 if TYPE_CHECKING:
@@ -28,7 +30,13 @@ class ServerState:
     tracing: Tracing | None = None
     created: int = field(default_factory=lambda: int(time.time()))  # of the model, in seconds since 1970
     draining: bool = False  # no new work is taken; what runs is finished
-    active: int = 0  # HTTP requests that are not answered to the end
+    active: int = 0  # HTTP requests that are not answered to the end, and responses in the background
+    responses: ResponseStore = field(init=False)
+    dialect: Dialect = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dialect = dialect_of(self.config, self.engine.tokenizer)
+        self.responses = ResponseStore(self.config.response_store_bytes)
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises ApiError 404 for another model's."""

@@ -27,7 +27,7 @@ from noria.ops.ragged_paged_attention.api import (
 )
 from noria.step.sample import all_plain_greedy, choose, mask_padding, sample, scale_and_filter
 from noria.step.scores import score, width
-from noria.step.shape import Tables, count, shape
+from noria.step.shape import Tables, apply_mask, count, shape
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,18 @@ class StepPrograms:
         sampled: jax.Array,
         packed: jax.Array,
         packed_shaping: jax.Array,
+        mask: jax.Array,
     ) -> tuple[Tables, jax.Array, jax.Array]:
         """In place of `sample` where a row asks for more, whose other rows get the same tokens from both.
 
-        tables: donated. sampled: as of forward. packed_shaping: int32, see ShapingInputs.
+        tables: donated. sampled: as of forward. packed_shaping: int32, see ShapingInputs. mask: see apply_mask.
         -> tables, token ids [max_num_seqs], and what `score` says of them [R, ...].
         """
         inputs, shaping = unpack_sample_inputs(packed), ShapingInputs.unpack(packed_shaping, _to_float)
         rows = inputs.position.shape[0]
         raw = self._logits(weights, hidden[:rows], jnp.sum(inputs.num_steps > 0, dtype=jnp.int32))
-        logits = lax.optimization_barrier(shape(raw, inputs, shaping, tables, sampled))
+        logits = apply_mask(shape(raw, inputs, shaping, tables, sampled), mask)
+        logits = lax.optimization_barrier(logits)
         token_ids = choose(logits, inputs)
 
         def scored(raw: jax.Array, logits: jax.Array) -> jax.Array:

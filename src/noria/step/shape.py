@@ -46,6 +46,22 @@ def edit(tables: Tables, packed: jax.Array) -> Tables:
     return Tables(tables.counts.at[row].set(counts), tables.bias.at[row].set(bias))
 
 
+def apply_mask(logits: jax.Array, mask: jax.Array) -> jax.Array:
+    """logits [R, V]; mask int32 [R, ceil(V / 32)], see GrammarMasks, all ones for a row without a grammar."""
+
+    def masked(logits: jax.Array) -> jax.Array:
+        bits = (mask[:, :, None] >> jnp.arange(32)) & 1  # [R, W, 32]
+        allowed = bits.reshape(mask.shape[0], -1)[:, : logits.shape[1]]
+        return jnp.where(allowed == 1, logits, -jnp.inf)
+
+    return lax.cond(jnp.any(mask != -1), masked, lambda x: x, logits)
+
+
+def mask_width(vocab: int) -> int:
+    """Words of a row of a mask."""
+    return -(-vocab // 32)
+
+
 def count(tables: Tables, shaping: ShapingInputs, token_ids: jax.Array) -> Tables:
     """Takes the sampled tokens [R] in, of rows whose tokens count."""
     rows = jnp.where((shaping.counts == 1) & (token_ids >= 0), shaping.table_row, tables.counts.shape[0])

@@ -18,6 +18,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from noria.errors import RequestError
+from noria.text.content import plain_text
 
 if TYPE_CHECKING:
     from noria.text.tokenizer import Tokenizer
@@ -57,12 +58,13 @@ def render_chat(
 ) -> str:
     """The prompt of a conversation.
 
-    messages: dicts with "role" and usually "content". tools: function schemas, for templates that know them; a
-    model's template named "tool_use" is then preferred. extra: further variables of the template, such as
-    enable_thinking; they come before the special tokens' names. Encode the result with add_special_tokens=False (or use
+    messages: dicts with "role" and usually "content": a text, or a list of parts like {"type": "text", "text": ...},
+    which become a line each. tools: function schemas, for templates that know them; a model's template named
+    "tool_use" is then preferred. extra: further variables of the template, such as enable_thinking; they come before
+    the special tokens' names. Encode the result with add_special_tokens=False (or use
     `encode_chat`): the template writes the beginning of the sequence itself. Raises RequestError.
     """
-    _check_messages(messages)
+    messages = _plain(messages)
     if isinstance(tokenizer_or_template, str):
         template, special_tokens = ChatTemplate(tokenizer_or_template), {}
     else:
@@ -96,12 +98,17 @@ class _GenerationBlock(jinja2.ext.Extension):
         return jinja2.nodes.Scope(body, lineno=line)
 
 
-def _check_messages(messages: Any) -> None:
+def _plain(messages: Any) -> list[dict[str, Any]]:
+    """The messages, checked, with contents that are text: templates of text models know no other."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise RequestError('messages must be a list like [{"role": "user", "content": "Hello"}]')
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise RequestError(f'message {index} must be a dict with a "role", not {message!r:.80}')
+    return [
+        {**message, "content": plain_text(message["content"])} if isinstance(message.get("content"), list) else message
+        for message in messages
+    ]
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:

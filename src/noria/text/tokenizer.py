@@ -67,7 +67,11 @@ class Tokenizer:
     @property
     def chat_template(self) -> str | None:
         """The source of the model's usual chat template."""
-        return self._vocabulary.chat_templates.get("default")
+        return self.template_source()
+
+    def template_source(self, name: str = "default") -> str | None:
+        """The source of the chat template of that name; None when the model has none."""
+        return self._vocabulary.chat_templates.get(name)
 
     @property
     def special_tokens(self) -> Mapping[str, str]:

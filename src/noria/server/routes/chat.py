@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any
@@ -12,26 +11,20 @@ from starlette.responses import Response
 
 from noria.engine.outputs import CompletionOutput
 from noria.server import generation
-from noria.server.answers import UsageCount, ending, envelope, new_id, usage
+from noria.server.answers import UsageCount, ending, envelope, usage
+from noria.server.conversation import prepare_chat
 from noria.server.errors import json_response
 from noria.server.generation import Job
+from noria.server.ids import new_id
 from noria.server.logprobs import for_chat
+from noria.server.messages import message_delta, whole_message
 from noria.server.openapi import takes
 from noria.server.requests import body_of
-from noria.server.schema.chat import ChatBody, ConversationBody
+from noria.server.schema.chat import ChatBody
 from noria.server.sse import EventStream, answer, event
 from noria.server.state import ServerState, State
-from noria.text.chat import encode_chat
-
-
-async def encode_conversation(state: ServerState, body: ConversationBody) -> list[int]:
-    """Token ids of the rendered template. In a thread: templates are programs, and conversations may be long.
-
-    Raises RequestError.
-    """
-    return await asyncio.to_thread(
-        encode_chat, state.engine.tokenizer, body.template_messages(), **body.template_options()
-    )
+from noria.text.answer import AnswerParser
+from noria.text.deltas import Delta, ReasoningDelta
 
 
 def chat_routes() -> APIRouter:
@@ -42,14 +35,7 @@ def chat_routes() -> APIRouter:
         request: Request, state: State, body: Annotated[ChatBody, Depends(body_of(ChatBody))]
     ) -> Response:
         model = state.check_model(body.model)
-        job = await generation.prepare(
-            state,
-            new_id("chatcmpl"),
-            [await encode_conversation(state, body)],
-            body.params,
-            cache_salt=body.cache_salt,
-            priority=body.priority,
-        )
+        job = await prepare_chat(state, new_id("chatcmpl"), body)
         writer = _Writer(state, job, body, model)
         if body.stream:
             return EventStream(writer.stream())
@@ -66,6 +52,7 @@ class _Writer:
         self._job = job
         self._body = body
         self._model = model
+        self._parsers: dict[int, AnswerParser] = {}  # by choice
 
     async def whole(self) -> dict[str, Any]:
         results = await generation.collect(self._state, self._job)
@@ -73,9 +60,9 @@ class _Writer:
         choices = [
             {
                 "index": output.index,
-                "message": {"role": "assistant", "content": output.text},
+                "message": whole_message(self._read(output)),
                 "logprobs": self._logprobs(output),
-                **ending(output),
+                **self._ending(output),
                 **self._token_ids(output, is_first=True),
             }
             for output in result.outputs
@@ -88,26 +75,48 @@ class _Writer:
         head = envelope(self._job.request_id, "chat.completion.chunk", self._model)
         with_usage = self._body.stream_options is not None and bool(self._body.stream_options.include_usage)
         no_usage = {"usage": None} if with_usage else {}
-        count, begun = UsageCount(self._job), set[int]()
+        count = UsageCount(self._job)
         async with aclosing(generation.run(self._state, self._job)) as parts:
             async for index, part in parts:
                 count.add(index, part)
                 for output in part.outputs:
-                    is_first = output.index not in begun
-                    begun.add(output.index)
-                    if (choice := self._chunk(output, is_first=is_first)) is not None:
+                    if (choice := self._chunk(output)) is not None:
                         yield event({**head, "choices": [choice], **no_usage})
         if with_usage:
             yield event({**head, "choices": [], "usage": count.total})
 
-    def _chunk(self, output: CompletionOutput, *, is_first: bool) -> dict[str, Any] | None:
-        """None when there is nothing to tell: a character is not whole, or may be the beginning of a stop string."""
-        delta = {"role": "assistant", "content": output.text} if is_first else {"content": output.text}
+    def _chunk(self, output: CompletionOutput) -> dict[str, Any] | None:
+        """None when there is nothing to tell: a character is not whole, or may be the beginning of something else."""
+        is_first = output.index not in self._parsers
+        deltas = self._read(output)
         logprobs = self._logprobs(output)
-        if not (output.text or is_first or output.finish_reason or logprobs or self._body.return_token_ids):
+        if not (deltas or is_first or output.finish_reason or logprobs or self._body.return_token_ids):
             return None
-        token_ids = self._token_ids(output, is_first=is_first)
-        return {"index": output.index, "delta": delta, "logprobs": logprobs, **ending(output), **token_ids}
+        return {
+            "index": output.index,
+            "delta": message_delta(deltas, is_first=is_first),
+            "logprobs": logprobs,
+            **self._ending(output),
+            **self._token_ids(output, is_first=is_first),
+        }
+
+    def _read(self, output: CompletionOutput) -> list[Delta]:
+        """What the text of a part means, after what came before."""
+        if (parser := self._parsers.get(output.index)) is None:
+            parser = self._parsers[output.index] = self._job.new_parser()
+        deltas = parser.push(output.text)
+        if output.finish_reason is not None:
+            deltas += parser.finish()
+        if self._body.include_reasoning is False:
+            return [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
+        return deltas
+
+    def _ending(self, output: CompletionOutput) -> dict[str, Any]:
+        """An answer that was cut off was, whatever is in it."""
+        told = ending(output)
+        if told["finish_reason"] == "stop" and self._parsers[output.index].has_calls:
+            told["finish_reason"] = "tool_calls"
+        return told
 
     def _logprobs(self, output: CompletionOutput) -> dict[str, Any] | None:
         return for_chat(output, self._state.engine.tokenizer, self._body.num_top)

@@ -12,9 +12,10 @@ from starlette.responses import Response
 from noria.engine.client import PreparedPrompt
 from noria.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from noria.server import generation
-from noria.server.answers import UsageCount, ending, envelope, new_id, usage
+from noria.server.answers import UsageCount, ending, envelope, usage
 from noria.server.errors import json_response
 from noria.server.generation import Job
+from noria.server.ids import new_id
 from noria.server.logprobs import CompletionLogprobs, joined
 from noria.server.openapi import takes
 from noria.server.requests import body_of

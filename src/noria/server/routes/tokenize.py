@@ -9,10 +9,10 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from noria.errors import RequestError
+from noria.server.conversation import encode_conversation
 from noria.server.errors import json_response
 from noria.server.openapi import takes
 from noria.server.requests import body_of
-from noria.server.routes.chat import encode_conversation
 from noria.server.schema.tokenize import DetokenizeBody, TokenizeBody
 from noria.server.state import State
 

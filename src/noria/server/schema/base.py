@@ -12,6 +12,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from noria.errors import RequestError
 
 
+class FieldError(RequestError):
+    """A complaint about a part of a body that is checked by hand."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(message)
+        self.path = path  # like messages[0].content
+
+
 class Body(BaseModel):
     """Null stands for a field that was left out, wherever the field has a default.
 
@@ -51,7 +59,10 @@ def describe_invalid(error: ValidationError, model: type[BaseModel]) -> tuple[st
         case "missing":
             return f"{path} is missing", path
         case "value_error":
-            message = str(first.get("ctx", {}).get("error", first["msg"]))
+            cause = first.get("ctx", {}).get("error", first["msg"])
+            message = str(cause)
+            if isinstance(cause, FieldError):
+                return message, cause.path
             return message, path or _field_named(message, model)
     message = first["msg"]
     return f"{path}: {message[:1].lower()}{message[1:]}", path

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, Valida
 from noria.config import SamplingParams
 from noria.errors import RequestError
 from noria.server.schema.base import Body
+from noria.server.schema.structured import StructuredBody
 
 
 def _logit_bias(value: Any) -> Any:
@@ -67,7 +68,7 @@ _NOTHING_ASKED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 
 
-class SamplingBody(Body):
+class SamplingBody(StructuredBody):
     """Names are OpenAI's, beyond those vLLM's; None is the default of SamplingParams."""
 
     n: int | None = Field(None, description="answers to each prompt")
@@ -98,16 +99,19 @@ class SamplingBody(Body):
         return self._params
 
     def sampling_params(self, **others: Any) -> SamplingParams:
-        """others: fields that have another name or default in this API, given on as they are.
+        """others: fields that have another name or default in this API, given on as they are. structured_outputs among
+        them stands in for what the body says of it.
 
         Raises RequestError for a value out of range, and for a parameter that this engine does not have.
         """
-        given = {name: getattr(self, name) for name in SamplingBody.model_fields}
+        names = SamplingBody.model_fields.keys() - StructuredBody.model_fields.keys()
+        given = {name: getattr(self, name) for name in names}
         wanted = {name: value for name, value in given.items() if value is not None}
         for name in wanted.keys() - SamplingParams.__dataclass_fields__.keys():
             if wanted.pop(name) not in _NOTHING_ASKED.get(name, ()):
                 raise RequestError(f"{name} is not supported; leave it out")
-        return SamplingParams(**wanted, **others)
+        structured: dict[str, Any] = {"structured_outputs": self.structure()}
+        return SamplingParams(**wanted, **(structured | others))
 
 
 class StreamOptions(Body):
@@ -122,12 +126,8 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "length_penalty": (1,),
         "spaces_between_special_tokens": (True,),
         "truncate_prompt_tokens": (),
-        "response_format": ({"type": "text"},),
-        "structured_outputs": ({},),
-        "guided_json": (),
-        "guided_regex": (),
-        "guided_choice": (),
-        "guided_grammar": (),
+        "guided_decoding_backend": (),
+        "guided_whitespace_pattern": (),
         "logits_processors": ([],),
         "service_tier": ("auto", "default"),
         "kv_transfer_params": (),
