@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -22,8 +23,9 @@ TAG = {"structures": [{"begin": "<s1>", "schema": {"enum": [1]}, "end": "</s1>"}
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> openai.OpenAI:
-    return server.client()
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with server.client() as client:
+        yield client
 
 
 def check_stone(text: str | None) -> None:
@@ -105,7 +107,7 @@ def test_a_bad_grammar_disturbs_nobody(
     arguments["extra_body"] = {"ignore_eos": True}
     expected = client.completions.create(**arguments).choices[0].text
     stream = client.completions.create(**arguments, stream=True)
-    pieces = [next(iter(stream)).choices[0].text]
+    pieces = [next(stream).choices[0].text]
     response = server.post("/v1/completions", json={"model": "tiny", "prompt": "a", **body})
     assert response.status_code == 400, response.text
     assert message in response.json()["error"]["message"]
