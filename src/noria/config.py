@@ -227,6 +227,7 @@ class EngineConfig:
 
     model: str  # a folder, a .gguf file, a Hub id, or a name that `noria pull` knows
     tokenizer: str | None = None  # a folder or file with another tokenizer than the model's own
+    chat_template: str | None = None  # a file with a Jinja template, or its text, instead of the model's own
     skip_tokenizer_init: bool = False  # token ids in, token ids out: no tokenizer is needed
     revision: str | None = None  # of a Hub id
     load_format: Literal["auto", "dummy"] = "auto"  # dummy: random weights, made from the config alone
@@ -352,7 +353,7 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noria"
 
 
-_PATHS = ("model", "tokenizer", "compile_cache_dir")  # strings that may be given as a Path
+_PATHS = ("model", "tokenizer", "chat_template", "compile_cache_dir")  # strings that may be given as a Path
 
 # Parameters of vLLM and OpenAI that have no meaning here.
 _UNSUPPORTED = frozenset(

@@ -209,7 +209,7 @@ def test_parameters_reach_the_engine(tokenizer: Tokenizer) -> None:
         "top_p": 0.9,
         "min_p": 0.1,
         "seed": 2**63,
-        "max_tokens": 7,
+        "max_tokens": 7.0,
         "min_tokens": 2,
         "stop_token_ids": [5],
         "ignore_eos": True,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from noria.errors import RequestError
+from noria.errors import ConfigError, RequestError
 from noria.text.chat import encode_chat, render_chat
 from noria.text.tokenizer import load_tokenizer
 
@@ -138,3 +138,24 @@ def test_what_are_no_messages_is_refused(messages: Any) -> None:
 def test_a_model_without_a_template_names_the_fix(metaspace_folder: Path) -> None:
     with pytest.raises(RequestError, match="no chat template; send a plain prompt"):
         render_chat(load_tokenizer(metaspace_folder), USER)
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_a_given_template_replaces_those_of_the_model(as_file: bool, byte_level_folder: Path, tmp_path: Path) -> None:
+    source = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    given = source
+    if as_file:
+        (tmp_path / "own.jinja").write_text(source, "utf-8")
+        given = str(tmp_path / "own.jinja")
+    tokenizer = load_tokenizer(byte_level_folder, given)
+    assert render_chat(tokenizer, USER) == f"<{USER[0]['content']}>"
+    assert tokenizer.template_source("tool_use") is None
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [("nowhere.jinja", "cannot be read"), ("{% for %}", "chat_template: the chat template is not")],
+)
+def test_a_given_template_that_is_none_is_refused(given: str, complaint: str, byte_level_folder: Path) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        load_tokenizer(byte_level_folder, given)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from noria.cli import options
 from noria.cli.display import fetch, note
-from noria.cli.run import start, tokenizer_path
+from noria.cli.run import start, tokenizer_of
 from noria.config import EngineConfig, SamplingParams
 from noria.errors import NoriaError, RequestError
-from noria.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from noria.engine.llm import LLM
@@ -42,7 +41,7 @@ def main(args: Sequence[str]) -> int:
     config = EngineConfig(model=chosen.model, seed=params.seed, **options.values_of(chosen.engine))
     path = fetch(config.model, config.revision)
     # Loaded once more by the engine: a moment, while the start of a model that cannot chat may take a minute.
-    if load_tokenizer(tokenizer_path(config, path)).chat_template is None:
+    if tokenizer_of(config, path).chat_template is None:
         raise RequestError(
             f"{config.model} has no chat template; let it continue a text with noria run, or name a model that is "
             "tuned for instructions"

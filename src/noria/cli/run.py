@@ -18,7 +18,7 @@ from noria.config import EngineConfig, SamplingParams
 from noria.engine.admission import Admission
 from noria.errors import NoriaError, RequestError
 from noria.text.chat import encode_chat
-from noria.text.tokenizer import load_tokenizer
+from noria.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from noria.engine.llm import LLM
@@ -55,7 +55,7 @@ def main(args: Sequence[str]) -> int:
     path = fetch(config.model, config.revision)
     _refuse_long(prompt, config, path)
     if structured is not None:
-        refuse_bad(structured, load_tokenizer(tokenizer_path(config, path)))
+        refuse_bad(structured, tokenizer_of(config, path))
     with start(config, path) as llm:
         start_s = time.perf_counter() - begin
         note(str(llm.stats.startup))
@@ -85,8 +85,9 @@ def start(config: EngineConfig, path: Path) -> LLM:
     return LLM(**options.values_of(here), progress=progress_bar)
 
 
-def tokenizer_path(config: EngineConfig, path: Path) -> Path:
-    return Path(config.tokenizer) if config.tokenizer else path
+def tokenizer_of(config: EngineConfig, path: Path) -> Tokenizer:
+    """path: where the model is."""
+    return load_tokenizer(Path(config.tokenizer) if config.tokenizer else path, config.chat_template)
 
 
 def _refuse_long(prompt: str, config: EngineConfig, path: Path) -> None:
@@ -97,7 +98,7 @@ def _refuse_long(prompt: str, config: EngineConfig, path: Path) -> None:
     limit = config.max_model_len
     if limit is None or len(prompt.encode("utf-8", "surrogatepass")) < limit:  # no token is less than a byte
         return
-    tokenizer = load_tokenizer(tokenizer_path(config, path))
+    tokenizer = tokenizer_of(config, path)
     admission = Admission(tokenizer, vocab_size=tokenizer.vocab_size, max_model_len=limit, eos_token_ids=(), seed=None)
     admission.tokenize(prompt)
 

@@ -128,7 +128,7 @@ def _scheduler(config: ResolvedConfig, runner: ModelRunner, plan: MemoryPlan) ->
 def _tokenizer(config: EngineConfig, model: Path) -> Tokenizer:
     if config.skip_tokenizer_init:
         return no_tokenizer()
-    return load_tokenizer(Path(config.tokenizer) if config.tokenizer else model)
+    return load_tokenizer(Path(config.tokenizer) if config.tokenizer else model, config.chat_template)
 
 
 def _device(name: str) -> Any:  # a jax.Device

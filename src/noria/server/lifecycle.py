@@ -45,7 +45,7 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, name: str, n
     names = config.served_model_name or (name,)
     tracing = _tracing(config.otlp_traces_endpoint, names[0])
     listener = _listen(config.host, config.port)
-    tokenizer = load_tokenizer(Path(engine_config.tokenizer or engine_config.model))
+    tokenizer = load_tokenizer(Path(engine_config.tokenizer or engine_config.model), engine_config.chat_template)
     engine = EngineClient(
         engine_config,
         tokenizer,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from noria.errors import RequestError, WeightsError
+from noria.errors import ConfigError, RequestError, WeightsError
 from noria.text.chat import ChatTemplate
 
 # Tokens that end a turn or a text by the convention of their model families; a vocabulary that declares a single
@@ -121,21 +121,46 @@ class Tokenizer:
         return self._pieces[token_id] if 0 <= token_id < self.vocab_size else b""
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path, chat_template: str | None = None) -> Tokenizer:
     """The tokenizer of a model: a folder with tokenizer.json, that file itself, or a .gguf file.
 
-    Raises WeightsError when there is none, or one of an unsupported kind.
+    chat_template: a file with a Jinja template, or its text, in place of all that the model brings. Raises WeightsError
+    when there is no tokenizer, or one of an unsupported kind, and ConfigError for a template that is none.
     """
-    path = Path(path)
+    vocabulary = _load_vocabulary(Path(path))
+    if chat_template is None:
+        return Tokenizer(vocabulary)
+    source = read_template(chat_template)
+    try:
+        ChatTemplate(source)
+    except RequestError as error:
+        raise ConfigError(f"chat_template: {error}") from None
+    return Tokenizer(replace(vocabulary, chat_templates={"default": source}))
+
+
+def read_template(chat_template: str) -> str:
+    """The text of a template that is given as a file or as itself. Raises ConfigError."""
+    if "{" in chat_template or "\n" in chat_template:
+        return chat_template
+    try:
+        return Path(chat_template).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(
+            f"chat_template {chat_template} cannot be read ({why}); give a file with a Jinja template, or its text"
+        ) from None
+
+
+def _load_vocabulary(path: Path) -> Vocabulary:
     if path.is_dir() or path.name == "tokenizer.json":
         from noria.text.tokenizer_json import load_vocabulary
 
-        return Tokenizer(load_vocabulary(path if path.is_dir() else path.parent))
+        return load_vocabulary(path if path.is_dir() else path.parent)
     if path.suffix == ".gguf":
         from noria.text.tokenizer_gguf import vocabulary_from_metadata
         from noria.weights.gguf_file import read_metadata
 
-        return Tokenizer(vocabulary_from_metadata(read_metadata(path), path))
+        return vocabulary_from_metadata(read_metadata(path), path)
     if not path.exists():
         raise WeightsError(f"{path}: no such file or folder")
     raise WeightsError(f"{path} is no tokenizer; give a folder with tokenizer.json or a .gguf file")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-URLS = ("/v1/chat/completions", "/v1/completions")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _BOM = b"\xef\xbb\xbf"
 
 

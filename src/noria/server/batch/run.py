@@ -61,7 +61,7 @@ async def run_batch(
     Raises ConfigError or WeightsError when the engine cannot start, EngineDeadError when it dies; whatever was written
     until then stays.
     """
-    tokenizer = load_tokenizer(Path(config.tokenizer or config.model))
+    tokenizer = load_tokenizer(Path(config.tokenizer or config.model), config.chat_template)
     # Silence is no reason to refuse anything: nobody else could take the work.
     engine = EngineClient(
         config, tokenizer, timeout_s=math.inf, max_queued_requests=_ANY_NUMBER, restart=False, progress=note

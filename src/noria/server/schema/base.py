@@ -31,10 +31,11 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_neutral(cls, content: Any) -> Any:
+    def _prepare(cls, content: Any) -> Any:
         if not isinstance(content, dict):
             return content
-        kept = dict(content)
+        # 16.0 is an integer to JSON Schema, and to clients whose language has one kind of numbers.
+        kept = {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in content.items()}
         for name in content.keys() & cls.NEUTRAL.keys():
             if not any(_same(content[name], value) for value in (None, *cls.NEUTRAL[name])):
                 raise RequestError(f"{name} is not supported; leave it out")

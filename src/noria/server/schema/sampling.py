@@ -55,17 +55,6 @@ TokenIds = Annotated[
     list[int], PlainValidator(_token_ids), WithJsonSchema({"type": "array", "items": {"type": "integer"}})
 ]
 LogitBias = Annotated[dict[int, float], BeforeValidator(_logit_bias)]
-# Asked for by name like this, a parameter that the engine lacks changes nothing.
-_NOTHING_ASKED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        "presence_penalty": (0,),
-        "frequency_penalty": (0,),
-        "repetition_penalty": (1,),
-        "logit_bias": ({},),
-        "bad_words": ([],),
-        "allowed_token_ids": (),
-    }
-)
 
 
 class SamplingBody(StructuredBody):
@@ -102,14 +91,11 @@ class SamplingBody(StructuredBody):
         """others: fields that have another name or default in this API, given on as they are. structured_outputs among
         them stands in for what the body says of it.
 
-        Raises RequestError for a value out of range, and for a parameter that this engine does not have.
+        Raises RequestError for a value out of range.
         """
         names = SamplingBody.model_fields.keys() - StructuredBody.model_fields.keys()
         given = {name: getattr(self, name) for name in names}
         wanted = {name: value for name, value in given.items() if value is not None}
-        for name in wanted.keys() - SamplingParams.__dataclass_fields__.keys():
-            if wanted.pop(name) not in _NOTHING_ASKED.get(name, ()):
-                raise RequestError(f"{name} is not supported; leave it out")
         structured: dict[str, Any] = {"structured_outputs": self.structure()}
         return SamplingParams(**wanted, **(structured | others))
 
