@@ -1,0 +1,76 @@
+"""Ragged paged attention on TPUs: the Pallas kernel that comes with JAX, behind the signature of the others.
+
+The kernel keeps the pages in HBM and copies those of a row to fast memory while it computes with the ones before. New
+keys and values are written by XLA's scatter beforehand. Its sliding window is a constant of the kernel, so there is
+one for each window a model has, and the layer chooses; pages before the window are read all the same.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention as kernel
+
+from noria.ops.ragged_paged_attention.cache import write
+from noria.ops.ragged_paged_attention.types import CACHE_DTYPES, FULL_ATTENTION, KVCache, LayerAddress, RaggedBatch
+
+LANES = 128  # the kernel's head_dim is a multiple of it
+_DTYPES = ("float32", "bfloat16")  # of the cache
+
+
+def unsupported(kv_heads: int, head_dim: int, dtype: str, cache_dtype: str) -> str | None:
+    """Why the kernel cannot be had for these sizes (of one device) and dtypes; None when it can."""
+    if cache_dtype not in _DTYPES or dtype not in _DTYPES:
+        return f"a cache of {cache_dtype}" if dtype in _DTYPES else f"activations in {dtype}"
+    if head_dim % LANES:
+        return f"heads of {head_dim}, which is no multiple of {LANES}"
+    words = 2 * kv_heads * CACHE_DTYPES[cache_dtype].itemsize / 4  # a token's keys and values, in rows of 32 bits
+    if words not in (1, 2, 4, 8) and words % 8:
+        return f"{kv_heads} KV heads in {cache_dtype}, which do not fill the tiles of the memory"
+    return None
+
+
+def ragged_paged_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    cache: KVCache,
+    batch: RaggedBatch,
+    layer: LayerAddress,
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    windows: tuple[int, ...] = (FULL_ATTENTION,),
+) -> tuple[jax.Array, KVCache]:
+    """See api.py. windows: all that layer.window may be."""
+    cache = write(cache, k, v, batch, layer)
+    rows, block_size, kv_heads, _, head_dim = cache.data.shape
+    pages = lax.bitcast_convert_type(cache.data, CACHE_DTYPES[cache.dtype])
+    pages = pages.reshape(rows, block_size, 2 * kv_heads, head_dim)
+    # A row that has ended still has its token, and the kernel must have something to read for it.
+    seq_lens = jnp.maximum(batch.seq_lens, 1)
+    table = batch.block_tables[layer.group] + layer.offset
+
+    def attend(window: int) -> jax.Array:
+        return kernel(
+            q,
+            pages,
+            seq_lens,
+            table,
+            batch.query_start,
+            batch.distribution[2:],
+            sm_scale=scale,
+            sliding_window=None if window == FULL_ATTENTION else window,
+            soft_cap=soft_cap,
+        )
+
+    if len(windows) == 1:
+        out = attend(windows[0])
+    else:
+        which = jnp.argmax(jnp.asarray(windows) == layer.window)
+        out = lax.switch(which, [partial(attend, window) for window in windows])
+    # What no row owns is left as the memory was.
+    return jnp.where((batch.token_rows < batch.seq_lens.shape[0])[:, None, None], out, 0), cache
