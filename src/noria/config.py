@@ -256,7 +256,7 @@ class EngineConfig:
     max_logprobs: int = 20  # most log-probabilities per token that a request may ask for
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"  # processed: what was sampled from
 
-    attention_backend: Literal["auto", "reference", "xla", "native"] = "auto"  # auto as for linear_backend
+    attention_backend: Literal["auto", "reference", "xla", "native", "pallas"] = "auto"  # auto: pallas on a TPU
     linear_backend: Literal["auto", "reference", "xla", "native"] = "auto"  # auto: native on a CPU where it was built
     quantization: Literal["auto", "none", "int8"] = "auto"  # auto: GGUF blocks stay packed; int8: one scale per output
     quantize_activations: bool = False  # to 8 bits, 32 together, where weights are packed: faster on a CPU, less exact

@@ -61,10 +61,20 @@ def _walk(bodies: Mapping[str, list[str]], name: str, times: int, seen: frozense
         if kind in COLLECTIVES:
             yield Exchange(kind, _num_bytes(found[1], is_started=found[2] != kind), times)
             continue
-        turns = int(trips[1]) if kind == "while" and (trips := _TRIPS.search(line)) else 1
+        turns = _turns(bodies, line) if kind == "while" else 1
         for called in _CALLED.findall(line):
             for each in called.replace("%", "").split(", "):
                 yield from _walk(bodies, each, times * turns, seen | {name})
+
+
+def _turns(bodies: Mapping[str, list[str]], loop: str) -> int:
+    """Written at the loop, or the constant that the counter is compared with."""
+    if known := _TRIPS.search(loop):
+        return int(known[1])
+    found = re.search(r"condition=%?([\w.\-]+)", loop)
+    condition = "\n".join(bodies.get(found[1], ())) if found else ""
+    limits = re.findall(r"= s32\[\]\S* constant\((\d+)\)", condition)
+    return int(limits[0]) if len(limits) == 1 and "direction=LT" in condition else 1
 
 
 def _num_bytes(shapes: str, *, is_started: bool) -> int:

@@ -81,7 +81,7 @@ def make_plan(
     programs = compile_all(
         runner.jobs(),
         num_layers=model.config.num_layers,
-        num_devices=size,
+        mesh=runner.placement.mesh,
         threads=resolved.compile_threads,
         progress=progress,
     )

@@ -8,6 +8,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+from jax.sharding import Mesh
+
 from noria.aot.hlo import Exchange, exchanges
 from noria.aot.roofline import bytes_sent
 
@@ -33,13 +36,13 @@ def compile_all(
     jobs: Mapping[Hashable, Callable[[], Any]],
     *,
     num_layers: int,
-    num_devices: int,
+    mesh: Mesh,
     threads: int,
     progress: Callable[[int, int], None],
 ) -> list[ProgramFigures]:
     """In the order of the jobs. A program that does not compile is one of the results."""
     with ThreadPoolExecutor(threads, thread_name_prefix="noria-compile") as pool:
-        futures = {pool.submit(_compile, key, job, num_layers, num_devices): key for key, job in jobs.items()}
+        futures = {pool.submit(_compile, key, job, num_layers, mesh): key for key, job in jobs.items()}
         found: dict[Hashable, ProgramFigures] = {}
         for done, future in enumerate(as_completed(futures), start=1):
             found[futures[future]] = future.result()
@@ -47,11 +50,12 @@ def compile_all(
     return [found[key] for key in jobs]
 
 
-def _compile(key: Hashable, job: Callable[[], Any], num_layers: int, num_devices: int) -> ProgramFigures:
+def _compile(key: Hashable, job: Callable[[], Any], num_layers: int, mesh: Mesh) -> ProgramFigures:
     name, bucket = key if isinstance(key, tuple) else (key, None)
     begin = time.perf_counter()
     try:
-        program = job()
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # Pallas asks it which chip to compile for
+            program = job()
     except Exception as error:  # the compiler's verdict, whatever its type
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         return ProgramFigures(name=str(name), bucket=bucket, seconds=time.perf_counter() - begin, error=reason)
@@ -70,5 +74,5 @@ def _compile(key: Hashable, job: Callable[[], Any], num_layers: int, num_devices
         arguments=memory.argument_size_in_bytes if memory else 0,
         temporary=memory.temp_size_in_bytes if memory else 0,
         exchanges=exchanged,
-        sent=bytes_sent(exchanged, num_devices),
+        sent=bytes_sent(exchanged, mesh.size),
     )

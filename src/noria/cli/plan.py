@@ -23,7 +23,8 @@ _TEXT = """Compiles every program that serving a model on some TPUs needs, on th
 
 Says which of them compile, how a chip's memory is divided, how many tokens of KV cache fit, and what speed the chips'
 peak figures allow. MODEL is a folder with a config.json, such a file, or the name of a bundled config; weights are not
-needed. Needs the compiler: pip install noria[aot]."""
+needed. With --tensor-parallel-size 0, the default, as many devices as can share the model. Needs the compiler for TPUs:
+pip install noria[aot]."""
 _GB = 1e9
 
 

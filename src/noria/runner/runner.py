@@ -25,12 +25,12 @@ from noria.models.decoder import Decoder
 from noria.nn.param import Param, abstract_params, dense_leaf, random_params
 from noria.observe.step_clock import StepClock
 from noria.ops import native
-from noria.ops.backends import Ops
 from noria.ops.linear.types import DenseWeight, PackedWeight
 from noria.ops.ragged_paged_attention.api import KVCache
 from noria.parallel.ops import on_mesh
 from noria.parallel.placement import Placement
 from noria.parallel.rules import check_sizes, on_one_device, with_kv_copies
+from noria.runner.backends import choose_ops
 from noria.runner.capture import (
     CaptureReport,
     MadeUpBlocks,
@@ -73,10 +73,7 @@ class ModelRunner:
         self.platform = self.placement.devices[0].platform
         self.dtype = dtype
         self.cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        attention, linear = (_backend(config, f"{op}_backend", dtype, self.platform) for op in ("attention", "linear"))
-        ops = Ops.choose(attention, linear, self.platform, quantize_activations=config.quantize_activations)
-        if config.quantize_activations and not ops.linear.packed:
-            raise ConfigError("quantize_activations needs the native linear op; leave it out, or see noria env for why")
+        ops = choose_ops(config, self._model_on_one, dtype, self.cache_dtype, self.platform)
         self._ops = on_mesh(ops, self.placement)
         self._matrices = MatrixForm(ops.linear.packed, config.quantization)
         self.layout: CacheLayout = plan_layout(model.config.windows)
@@ -179,8 +176,8 @@ class ModelRunner:
     def get_kv_cache_spec(self, num_blocks: int) -> KVCache:
         """Shapes of the cache arrays, with their places."""
         c = self.model.config
-        rows, block = self.layout.slots * num_blocks, self.config.block_size
-        return self.placement.cache(KVCache.abstract(rows, block, c.num_kv_heads, c.head_dim, self.cache_dtype))
+        sizes = (self.layout.slots * num_blocks, self.config.block_size, c.num_kv_heads, c.head_dim)
+        return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, as_bits=self.platform == "cpu"))
 
     def initialize_kv_cache(self, num_blocks: int, *, allocate: bool = True) -> None:
         """num_blocks: of the pool, the null block included. allocate: false where only the programs are wanted."""
@@ -364,24 +361,3 @@ def _check_rounding(config: ResolvedConfig, weights: Any) -> None:
 def _map_weights(function: Callable[[DenseWeight], Any], weights: Any) -> Any:
     is_weight = lambda leaf: isinstance(leaf, DenseWeight)
     return jax.tree.map(lambda leaf: function(leaf) if is_weight(leaf) else leaf, weights, is_leaf=is_weight)
-
-
-def _backend(config: ResolvedConfig, option: str, dtype: str, platform: str) -> str:
-    """Of an op that has a native back end, which computes in float32 and bfloat16, on CPUs, on one device.
-
-    option: the name of its option. Raises ConfigError when native was asked for in vain.
-    """
-    choice, is_parallel = getattr(config, option), config.tensor_parallel_size > 1
-    if choice == "auto":
-        return "xla" if dtype == "float16" or is_parallel else choice
-    if choice == "native":
-        why = (
-            f"it needs a CPU, not {platform}" if platform != "cpu"
-            else "it does not compute in float16" if dtype == "float16"
-            else "it runs on one device, so not with tensor_parallel_size" if is_parallel
-            else None if native.available()
-            else f"the library is {native.status()}"
-        )  # fmt: skip
-        if why is not None:
-            raise ConfigError(f"{option} native cannot be used: {why}; use auto or xla")
-    return choice

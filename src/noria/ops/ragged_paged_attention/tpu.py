@@ -12,12 +12,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention as kernel
 
 from noria.ops.ragged_paged_attention.cache import write
 from noria.ops.ragged_paged_attention.types import CACHE_DTYPES, FULL_ATTENTION, KVCache, LayerAddress, RaggedBatch
 
 LANES = 128  # the kernel's head_dim is a multiple of it
+_BUFFER = 4 << 20  # bytes of fast memory for the pages of a row that are used and those that are fetched meanwhile
+_MAX_TOKENS = 1024  # of them; more gain nothing
+_QUERIES = 32  # tokens that share what is fetched
 _DTYPES = ("float32", "bfloat16")  # of the cache
 
 
@@ -46,6 +48,9 @@ def ragged_paged_attention(
     windows: tuple[int, ...] = (FULL_ATTENTION,),
 ) -> tuple[jax.Array, KVCache]:
     """See api.py. windows: all that layer.window may be."""
+    # Here, because its import takes longer than all of noria's, and CPUs have no use for it.
+    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention as kernel
+
     cache = write(cache, k, v, batch, layer)
     rows, block_size, kv_heads, _, head_dim = cache.data.shape
     pages = lax.bitcast_convert_type(cache.data, CACHE_DTYPES[cache.dtype])
@@ -53,6 +58,10 @@ def ragged_paged_attention(
     # A row that has ended still has its token, and the kernel must have something to read for it.
     seq_lens = jnp.maximum(batch.seq_lens, 1)
     table = batch.block_tables[layer.group] + layer.offset
+
+    token_bytes = 2 * kv_heads * head_dim * pages.dtype.itemsize
+    tokens = min(_MAX_TOKENS, _BUFFER // (2 * token_bytes))
+    pages_at_a_time = max(1, min(table.shape[1], tokens // block_size))
 
     def attend(window: int) -> jax.Array:
         return kernel(
@@ -65,6 +74,9 @@ def ragged_paged_attention(
             sm_scale=scale,
             sliding_window=None if window == FULL_ATTENTION else window,
             soft_cap=soft_cap,
+            # JAX has a table of the best sizes, but chooses by the device that is there, which may be none.
+            num_kv_pages_per_block=pages_at_a_time,
+            num_queries_per_block=min(_QUERIES, q.shape[0]),
         )
 
     if len(windows) == 1:

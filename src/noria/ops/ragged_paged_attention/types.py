@@ -30,8 +30,9 @@ class KVCache:
     What nobody wrote may hold anything, even NaN: no result depends on it.
 
     data: [slots * num_blocks, block_size, kv_heads, 2, head_dim]; index 0 of the axis of length 2 is keys, 1 is values.
-    Floats narrower than 32 bits are kept as the unsigned integers with their bits: to write a few values into an array
-    of such floats, XLA on a CPU converts the whole array to float32 and back.
+    On a CPU floats narrower than 32 bits are kept as the unsigned integers with their bits: to write a few values into
+    an array of such floats, XLA converts the whole array to float32 and back there. Elsewhere they are what they are,
+    since a kernel that wants floats would be given a copy of the whole array.
     dtype: of the values, a key of CACHE_DTYPES.
     scale: float32 [slots * num_blocks, block_size, kv_heads, 2] for int8 (one scale per token and head), else None.
     """
@@ -45,11 +46,13 @@ class KVCache:
         return self.data.shape[1]
 
     @staticmethod
-    def abstract(rows: int, block_size: int, kv_heads: int, head_dim: int, dtype: str) -> KVCache:
-        """The shapes (jax.ShapeDtypeStruct) of a cache; dtype is a key of CACHE_DTYPES."""
+    def abstract(
+        rows: int, block_size: int, kv_heads: int, head_dim: int, dtype: str, *, as_bits: bool = True
+    ) -> KVCache:
+        """The shapes (jax.ShapeDtypeStruct) of a cache; dtype is a key of CACHE_DTYPES. as_bits: as CPUs want it."""
         shape = (rows, block_size, kv_heads, 2, head_dim)
         scale = jax.ShapeDtypeStruct(shape[:-1], jnp.float32) if dtype == "int8" else None
-        data = jax.ShapeDtypeStruct(shape, _stored_as(dtype))
+        data = jax.ShapeDtypeStruct(shape, _stored_as(dtype) if as_bits else CACHE_DTYPES[dtype])
         return KVCache(data, scale, dtype)  # pyright: ignore[reportArgumentType]
 
     @staticmethod
