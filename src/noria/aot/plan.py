@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+
 from noria.aot.devices import compile_only_devices
 from noria.aot.estimate import Estimator, Speed
 from noria.aot.programs import ProgramFigures, compile_all
@@ -14,12 +17,13 @@ from noria.aot.roofline import Roofline
 from noria.aot.topologies import Topology
 from noria.config import EngineConfig, ModelLimits, ResolvedConfig
 from noria.errors import ConfigError
+from noria.models.config import DecoderConfig
 from noria.models.decoder import Decoder
 from noria.models.registry import build_model
 from noria.nn.param import num_parameters, param_bytes
-from noria.parallel.mesh import MeshShape, make_mesh, pick_devices
-from noria.parallel.rules import possible_sizes
-from noria.runner.memory import MemoryPlan
+from noria.parallel.mesh import DATA, MODEL, MeshShape, make_mesh, pick_devices
+from noria.parallel.rules import on_one_device, possible_sizes, with_kv_copies
+from noria.runner.memory import MemoryPlan, plan_memory
 from noria.runner.runner import ModelRunner
 
 
@@ -76,7 +80,7 @@ def make_plan(
     dtype = choose_dtype(config, model_config)
     devices = compile_only_devices(topology)
     runner = _runner(resolved, model, dtype, devices, size)
-    memory = _fit(runner, topology, config, model, dtype)
+    memory = _fit(runner, topology, model, dtype)
     runner.initialize_kv_cache(memory.num_blocks, allocate=False)
     programs = compile_all(
         runner.jobs(),
@@ -125,15 +129,49 @@ def _runner(config: ResolvedConfig, model: Decoder, dtype: str, devices: list[An
     return runner
 
 
-def _fit(runner: ModelRunner, topology: Topology, config: EngineConfig, model: Decoder, dtype: str) -> MemoryPlan:
-    device = topology.chip.device
+def _fit(runner: ModelRunner, topology: Topology, model: Decoder, dtype: str) -> MemoryPlan:
+    available = int(topology.chip.device.memory * runner.config.memory_utilization)
     try:
-        return runner.profile_run(int(device.memory * config.memory_utilization))
+        return runner.profile_run(available)
     except ConfigError as error:
-        per_device = param_bytes(model.declaration(), dtype) / config.tensor_parallel_size / 2**30
-        larger = [size for size in possible_sizes(model.config) if size > config.tensor_parallel_size]
-        hint = f"split it over more devices (tensor_parallel_size {larger[0]})" if larger else "use larger chips"
+        size = runner.config.tensor_parallel_size
+        weights = _weight_bytes(model.config, size, runner.config.quantization, dtype)
+        other = f"{error}; or use" if weights < available else "use"  # a shorter max_model_len would not help
         raise ConfigError(
-            f"it does not fit {topology.name}: weights of {per_device:,.1f} GiB a device in {dtype} without "
-            f"quantization, of {device.memory / 2**30:,.1f} GiB; {error}; or {hint}, or use quantization int8"
+            f"it does not fit {topology.name}: weights take {weights / 2**30:,.1f} of {available / 2**30:,.1f} GiB a "
+            f"device; {other} {_remedy(runner, model.config, dtype, available)}"
         ) from None
+
+
+def _remedy(runner: ModelRunner, model: DecoderConfig, dtype: str, available: int) -> str:
+    """What would make it fit: 8-bit weights on as many devices, or more devices."""
+    config, size = runner.config, runner.config.tensor_parallel_size
+    choices = [(size, "int8"), *((more, config.quantization) for more in possible_sizes(model) if more > size)]
+    for devices, quantization in choices:
+        one = _on_one(model, devices)
+        try:
+            plan_memory(
+                config,
+                one,
+                runner.layout,
+                available=available,
+                weights=_weight_bytes(model, devices, quantization, dtype),
+                activation_dtype_bytes=jnp.dtype(dtype).itemsize,
+                cache_dtype=runner.cache_dtype,
+                on_cpu=False,
+            )
+        except ConfigError:
+            continue
+        return "quantization int8" if devices == size else f"tensor_parallel_size {devices}"
+    return "chips with more memory"
+
+
+def _on_one(model: DecoderConfig, size: int) -> DecoderConfig:
+    """What one of `size` devices has of a model."""
+    mesh = AbstractMesh((1, size), (DATA, MODEL))
+    return on_one_device(with_kv_copies(model, mesh), mesh)
+
+
+def _weight_bytes(model: DecoderConfig, size: int, quantization: str, dtype: str) -> int:
+    """On one device; with 8 bits but for the scales, which are next to nothing."""
+    return param_bytes(Decoder(_on_one(model, size)).declaration(), "int8" if quantization == "int8" else dtype)

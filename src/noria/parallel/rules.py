@@ -7,12 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from noria.errors import ConfigError
 from noria.models.config import DecoderConfig
 from noria.parallel.mesh import ATTENTION_DATA, EXPERT, MODEL
 
+AnyMesh = Mesh | AbstractMesh
 # Matrices of the MLP and the vocabulary are split over whatever attention leaves to them, too. An axis that is missing
 # here is one too many: what it means must be thought about.
 RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -28,16 +29,16 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def mesh_axes(axis: str, mesh: Mesh) -> tuple[str, ...]:
+def mesh_axes(axis: str, mesh: AnyMesh) -> tuple[str, ...]:
     """Of those that the mesh has, the ones that a logical axis is split over."""
     return tuple(name for name in RULES[axis] if name in mesh.shape)
 
 
-def num_shards(axis: str, mesh: Mesh) -> int:
+def num_shards(axis: str, mesh: AnyMesh) -> int:
     return math.prod(mesh.shape[name] for name in mesh_axes(axis, mesh))
 
 
-def partition(axes: Sequence[str | None], sizes: Sequence[int], mesh: Mesh) -> PartitionSpec:
+def partition(axes: Sequence[str | None], sizes: Sequence[int], mesh: AnyMesh) -> PartitionSpec:
     """axes: the logical axis of each dimension, None for one that is never split. sizes: of the dimensions.
 
     A vocabulary that does not divide is not split: it costs memory and not correctness, and nobody chose its size.
@@ -73,17 +74,17 @@ def _divides(config: DecoderConfig, size: int) -> bool:
     return not (config.num_heads % size or config.intermediate_size % size or (kv % size and size % kv))
 
 
-def kv_copies(config: DecoderConfig, mesh: Mesh) -> int:
+def kv_copies(config: DecoderConfig, mesh: AnyMesh) -> int:
     """How often each KV head is stored: where there are fewer of them than shards, several shards have the same one."""
     return max(1, num_shards("kv_heads", mesh) // config.num_kv_heads)
 
 
-def with_kv_copies(config: DecoderConfig, mesh: Mesh) -> DecoderConfig:
+def with_kv_copies(config: DecoderConfig, mesh: AnyMesh) -> DecoderConfig:
     """The model that the programs see, in which a copy of a KV head is a head."""
     return dataclasses.replace(config, num_kv_heads=config.num_kv_heads * kv_copies(config, mesh))
 
 
-def on_one_device(config: DecoderConfig, mesh: Mesh) -> DecoderConfig:
+def on_one_device(config: DecoderConfig, mesh: AnyMesh) -> DecoderConfig:
     """What one device has of the model that the programs see."""
     vocab = 1 if config.vocab_size % num_shards("vocab", mesh) else num_shards("vocab", mesh)
     return dataclasses.replace(
