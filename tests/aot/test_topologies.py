@@ -107,6 +107,14 @@ def test_exchanges_are_counted_as_often_as_their_loops_turn() -> None:
     assert exchanges("") == []
 
 
+def test_the_turns_of_a_loop_may_stand_in_its_condition() -> None:
+    """As in texts for TPUs. A limit that is no constant is not known, so the loop counts once."""
+    silent = HLO.replace('backend_config={"known_trip_count":{"n":"32"}}', "metadata={}")
+    assert [each.times for each in exchanges(silent)] == [1, 1, 1]
+    limit = "  %limit = s32[]{:T(128)} constant(7)\n  ROOT %less"
+    assert [each.times for each in exchanges(silent.replace("  ROOT %less", limit))] == [7, 7, 1]
+
+
 def test_bytes_sent_by_rings() -> None:
     assert bytes_sent([Exchange("all-reduce", 800, 2)], 4) == 2 * 2 * 800 * 3 / 4
     assert bytes_sent([Exchange("all-gather", 800, 1)], 4) == 600
