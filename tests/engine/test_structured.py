@@ -229,6 +229,7 @@ def test_what_leaves_no_token_fails_alone(llm: LLM, caplog: pytest.LogCaptureFix
     [expected] = outputs_of(llm, PROMPT, plain)
     failed, fine = outputs_of(llm, [PROMPT] * 2, [params(follow(regex="ab"), allowed_token_ids=[c]), plain])
     assert failed.finish_reason == "error"
+    assert "exclude all of them" in str(failed.stop_reason)
     assert fine == expected
     assert "no token can be sampled" in caplog.text
 
