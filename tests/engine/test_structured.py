@@ -66,8 +66,8 @@ def check_mill(text: str) -> None:
 
 @pytest.fixture(scope="module")
 def plain_llm(options: dict[str, Any]) -> Iterator[LLM]:
-    """One request at a time, nothing planned ahead, no prefix cache."""
-    with LLM(**options | {"max_num_seqs": 1}, async_scheduling=False, enable_prefix_caching=False) as llm:
+    """Nothing planned ahead, no prefix cache."""
+    with LLM(**options, async_scheduling=False, enable_prefix_caching=False) as llm:
         yield llm
         check_idle(llm)
 
