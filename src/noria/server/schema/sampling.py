@@ -30,6 +30,8 @@ def _logit_bias(value: Any) -> Any:
 
 
 def _token_id(key: Any) -> int:
+    if isinstance(key, int):  # a body that was checked before, as part of another
+        return key
     if isinstance(key, str) and key.isdecimal():
         return int(key)
     raise RequestError(f"logit_bias: {key!r} is not a token id")
