@@ -122,7 +122,7 @@ def _check(part: RequestOutput) -> None:
     """Raises what is told of an answer that did not end by itself."""
     for output in part.outputs:
         if output.finish_reason == "error" and isinstance(output.stop_reason, str):
-            raise RequestError(output.stop_reason)  # its grammar was too much
+            raise RequestError(output.stop_reason)  # what it asked for turned out to be too much
         if output.finish_reason == "error":
             raise NoriaError("the request failed while it ran; the server's log says why")
         if output.finish_reason == "abort":

@@ -73,8 +73,7 @@ class _Writer:
 
     async def stream(self) -> AsyncGenerator[bytes]:
         head = envelope(self._job.request_id, "chat.completion.chunk", self._model)
-        with_usage = self._body.stream_options is not None and bool(self._body.stream_options.include_usage)
-        no_usage = {"usage": None} if with_usage else {}
+        no_usage = {"usage": None} if self._body.streams_usage else {}
         count = UsageCount(self._job)
         async with aclosing(generation.run(self._state, self._job)) as parts:
             async for index, part in parts:
@@ -82,7 +81,7 @@ class _Writer:
                 for output in part.outputs:
                     if (choice := self._chunk(output)) is not None:
                         yield event({**head, "choices": [choice], **no_usage})
-        if with_usage:
+        if self._body.streams_usage:
             yield event({**head, "choices": [], "usage": count.total})
 
     def _chunk(self, output: CompletionOutput) -> dict[str, Any] | None:

@@ -71,8 +71,7 @@ class _Writer:
         return {**self._envelope, "choices": choices, "usage": usage(results)}
 
     async def stream(self) -> AsyncGenerator[bytes]:
-        with_usage = self._body.stream_options is not None and bool(self._body.stream_options.include_usage)
-        no_usage = {"usage": None} if with_usage else {}
+        no_usage = {"usage": None} if self._body.streams_usage else {}
         count, begun = UsageCount(self._job), set[tuple[int, int]]()
         async with aclosing(generation.run(self._state, self._job)) as parts:
             async for prompt_index, part in parts:
@@ -84,7 +83,7 @@ class _Writer:
                     if choice["text"] or output.finish_reason or choice["logprobs"] or "token_ids" in choice:
                         begun.add((prompt_index, output.index))
                         yield event({**self._envelope, "choices": [choice], **no_usage})
-        if with_usage:
+        if self._body.streams_usage:
             yield event({**self._envelope, "choices": [], "usage": count.total})
 
     def _choice(self, prompt_index: int, output: CompletionOutput, *, is_first: bool) -> dict[str, Any]:

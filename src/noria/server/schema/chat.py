@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema, model_va
 
 from noria.errors import RequestError
 from noria.server.schema.base import Body
-from noria.server.schema.sampling import UNSUPPORTED, SamplingBody, StreamOptions
+from noria.server.schema.sampling import UNSUPPORTED, AnsweredBody
 from noria.server.schema.tools import ToolBody, ToolCallBody, ToolChoice
 from noria.text.content import plain_text
 
@@ -132,7 +132,7 @@ class ConversationBody(Body):
         return [tool.for_template() for tool in self.tools or ()]
 
 
-class ChatBody(SamplingBody, ConversationBody):
+class ChatBody(AnsweredBody, ConversationBody):
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         {
             **UNSUPPORTED,
@@ -162,17 +162,9 @@ class ChatBody(SamplingBody, ConversationBody):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call in an answer")
     include_reasoning: bool | None = Field(None, description="false: answer without what the model thought")
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = Field(None, description="changes nothing")
-    priority: int | None = Field(None, description='for the scheduling policy "priority": the lower comes first')
-    cache_salt: str | None = Field(None, description="only requests of one salt share cached prefixes")
-    return_token_ids: bool | None = Field(None, description="answer with the token ids as well")
 
     @model_validator(mode="after")
     def _check(self) -> ChatBody:
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options is for streams; set stream, or leave it out")
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise RequestError("max_tokens is the older name of max_completion_tokens; give one of them")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from noria.errors import RequestError
-from noria.server.schema.sampling import UNSUPPORTED, SamplingBody, StreamOptions, is_token_ids
+from noria.server.schema.sampling import UNSUPPORTED, AnsweredBody, is_token_ids
 
 Prompts = list[str | list[int]]
 _TEXT: Mapping[str, Any] = {"type": "string", "minLength": 1}
@@ -40,7 +40,7 @@ def _prompts(value: Any) -> Prompts:
     return value
 
 
-class CompletionBody(SamplingBody):
+class CompletionBody(AnsweredBody):
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType({**UNSUPPORTED, "suffix": ("",)})
 
     model: str | None = None
@@ -48,17 +48,9 @@ class CompletionBody(SamplingBody):
     max_tokens: int | None = Field(None, description="16 when left out")
     logprobs: int | None = Field(None, description="log-probabilities of each token, and of so many of the likeliest")
     echo: bool | None = Field(None, description="begin every answer with its prompt")
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = Field(None, description="changes nothing")
-    priority: int | None = Field(None, description='for the scheduling policy "priority": the lower comes first')
-    cache_salt: str | None = Field(None, description="only requests of one salt share cached prefixes")
-    return_token_ids: bool | None = Field(None, description="answer with the token ids as well")
 
     @model_validator(mode="after")
     def _check(self) -> CompletionBody:
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options is for streams; set stream, or leave it out")
         if self.stream and self.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs does not work with stream; echo with logprobs does")
         if self.echo and self.logprobs is not None:

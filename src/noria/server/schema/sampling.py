@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, ValidationInfo, WithJsonSchema
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from noria.config import SamplingParams
 from noria.errors import RequestError
@@ -22,6 +30,8 @@ def _logit_bias(value: Any) -> Any:
 
 
 def _token_id(key: Any) -> int:
+    if isinstance(key, int):  # a body that was checked before, as part of another
+        return key
     if isinstance(key, str) and key.isdecimal():
         return int(key)
     raise RequestError(f"logit_bias: {key!r} is not a token id")
@@ -72,6 +82,7 @@ class SamplingBody(StructuredBody):
     logit_bias: LogitBias | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: TokenIds | None = None
+    bad_token_ids: TokenIds | None = Field(None, description="tokens that are not sampled")
     min_tokens: int | None = None
     stop: Stop = None
     stop_token_ids: TokenIds | None = None
@@ -102,6 +113,27 @@ class SamplingBody(StructuredBody):
 
 class StreamOptions(Body):
     include_usage: bool | None = Field(None, description="send the token counts in a last chunk")
+
+
+class AnsweredBody(SamplingBody):
+    """What completions and chats say of how they are answered."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, description="changes nothing")
+    priority: int | None = Field(None, description='for the scheduling policy "priority": the lower comes first')
+    cache_salt: str | None = Field(None, description="only requests of one salt share cached prefixes")
+    return_token_ids: bool | None = Field(None, description="answer with the token ids as well")
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options is for streams; set stream, or leave it out")
+        return self
+
+    @property
+    def streams_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 # Parameters of the API, or of vLLM's, that this server does not have; base.Body.NEUTRAL explains the values.
