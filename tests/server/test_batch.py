@@ -88,7 +88,16 @@ WRONG: tuple[tuple[Any, str | None, str], ...] = (
     (request("x", url="/v1/embeddings"), "x", "url must be /v1/chat/completions or /v1/completions"),
     (request("x", body=[1]), "x", "Expected `object`, got `array`"),
     (request("x", body={"prompt": "a", "stream": True}), "x", "stream does not work in a batch"),
+    (request("x", {"input": "a", "background": True}, "/v1/responses"), "x", "background does not work in a batch"),
 )
+
+
+def test_the_tokens_of_responses_are_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    source = write(tmp_path / "in", request("r", {"input": "flour", "max_output_tokens": 5}, "/v1/responses"))
+    tally = run(answered(tokenizer, source, tmp_path / "out"))
+    usage = read(tmp_path / "out")["r"]["response"]["body"]["usage"]
+    assert (tally.prompt_tokens, tally.completion_tokens) == (usage["input_tokens"], usage["output_tokens"])
+    assert tally.completion_tokens == 5
 
 
 @pytest.mark.parametrize(("line", "custom_id", "message"), WRONG)

@@ -25,6 +25,7 @@ class _Request(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     stream: Any = None
+    background: Any = None
 
 
 class _Response(msgspec.Struct):
@@ -37,13 +38,23 @@ class _Result(msgspec.Struct):
     response: _Response | None
 
 
-class Usage(msgspec.Struct):
+@dataclass(frozen=True, slots=True)
+class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
+class _Used(msgspec.Struct):
+    """Of chats and completions, and, under other names, of responses."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
 class _Answer(msgspec.Struct):
-    usage: Usage | None = None
+    usage: _Used | None = None
 
 
 class _Wrong(Exception):
@@ -90,15 +101,16 @@ def parse(number: int, raw: bytes) -> Line:
     try:
         request = msgspec.json.decode(_without_bom(number, raw), type=_Request)
         body = bytes(request.body)
-        stream = msgspec.json.decode(body, type=_Body).stream
+        asked = msgspec.json.decode(body, type=_Body)
         if not request.custom_id:
             raise _Wrong("custom_id must not be empty")
         if request.method != "POST":
             raise _Wrong(f"method must be POST, not {request.method!r}")
         if request.url not in URLS:
             raise _Wrong(f"url must be {' or '.join(URLS)}, not {request.url!r}")
-        if stream:
-            raise _Wrong("body: stream does not work in a batch; leave it out")
+        for name in ("stream", "background"):  # an answer that comes in parts, or after the result
+            if getattr(asked, name):
+                raise _Wrong(f"body: {name} does not work in a batch; leave it out")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, _Wrong) as error:
         return Line(number, custom_id, error=f"line {number}: {error}")
     return Line(number, custom_id, request.url, body)
@@ -134,4 +146,5 @@ def read_result(raw: bytes) -> tuple[str, bool]:
 
 
 def usage_of(body: bytes) -> Usage:
-    return msgspec.json.decode(body, type=_Answer).usage or Usage()
+    used = msgspec.json.decode(body, type=_Answer).usage or _Used()
+    return Usage(used.prompt_tokens + used.input_tokens, used.completion_tokens + used.output_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, ValidationInfo, WithJsonSchema
 
@@ -101,7 +101,10 @@ class SamplingBody(StructuredBody):
 
 
 class StreamOptions(Body):
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType({"include_obfuscation": (False,)})
+
     include_usage: bool | None = Field(None, description="send the token counts in a last chunk")
+    continuous_usage_stats: bool | None = Field(None, description="and those so far in every chunk; with include_usage")
 
 
 # Parameters of the API, or of vLLM's, that this server does not have; base.Body.NEUTRAL explains the values.
