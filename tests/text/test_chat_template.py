@@ -179,7 +179,11 @@ def test_a_given_template_replaces_those_of_the_model(as_file: bool, byte_level_
 
 @pytest.mark.parametrize(
     ("given", "complaint"),
-    [("nowhere.jinja", "cannot be read"), ("{% for %}", "chat_template: the chat template is not")],
+    [
+        ("nowhere.jinja", "cannot be read"),
+        ("", "chat_template must not be empty"),
+        ("{% for %}", "chat_template: the chat template is not"),
+    ],
 )
 def test_a_given_template_that_is_none_is_refused(given: str, complaint: str, byte_level_folder: Path) -> None:
     with pytest.raises(ConfigError, match=complaint):
