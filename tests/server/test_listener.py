@@ -20,8 +20,8 @@ def test_small_parts_of_a_stream_are_sent_at_once() -> None:
 def test_an_address_that_cannot_be_had_names_the_option_that_is_wrong() -> None:
     with _listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(NoriaError, match=f"cannot listen at 127.0.0.1:{port}: [^(]*; choose another --port"):
+        with pytest.raises(NoriaError, match=rf"cannot listen at 127.0.0.1:{port}: [^(]*; choose another --port"):
             _listen("127.0.0.1", port)
     for host in ("192.0.2.1", "no host.invalid"):  # of nobody's network; no name
-        with pytest.raises(NoriaError, match="[^(]*; choose another --host"):
+        with pytest.raises(NoriaError, match=r"[^(]*; choose another --host"):
             _listen(host, 0)
