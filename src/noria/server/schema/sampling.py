@@ -13,6 +13,8 @@ from noria.errors import RequestError
 from noria.server.schema.base import Body
 from noria.server.schema.structured import StructuredBody
 
+_MAX_DIGITS = 18  # of 64 bits
+
 
 def _logit_bias(value: Any) -> Any:
     """JSON's keys are strings; token ids are integers."""
@@ -22,9 +24,9 @@ def _logit_bias(value: Any) -> Any:
 
 
 def _token_id(key: Any) -> int:
-    if isinstance(key, str) and key.isdecimal():
+    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS:
         return int(key)
-    raise RequestError(f"logit_bias: {key!r} is not a token id")
+    raise RequestError(f"logit_bias: {key!r:.80} is not a token id")
 
 
 def _stop(value: Any) -> Any:
