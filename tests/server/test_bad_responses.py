@@ -115,7 +115,7 @@ def part(**fields: Any) -> list[dict[str, Any]]:
         ({"tools": [{"type": "mcp", "server_label": "x"}]}, "a tool of type mcp is not supported", "tools[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0].name is missing", "tools[0].name"),
         ({"tools": [{**TOOL, "colour": 1}]}, "tools[0].colour is not supported", "tools[0].colour"),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading is not supported", "tools[0].defer_loading"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "defer_loading is not supported", "tools[0].defer_loading"),
         ({"tools": [TOOL], "tool_choice": "some"}, "tool_choice 'some' is not supported", "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "'web_search' is not supported", "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "must have a name", "tool_choice"),

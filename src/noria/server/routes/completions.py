@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from noria.engine.client import PreparedPrompt
 from noria.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-from noria.engine.request import FinishReason
 from noria.server import generation
 from noria.server.answers import UsageCount, ending, envelope, usage
 from noria.server.errors import json_response
@@ -99,7 +98,7 @@ class _Writer:
             "index": index,
             "text": text,
             "logprobs": self._logprobs_of(index, prompt_index, output),
-            **ending(output),
+            **({"finish_reason": "length", "stop_reason": None} if self._body.only_echoes else ending(output)),
         }
         if self._body.prompt_logprobs is not None and not self._body.stream:
             choice["prompt_logprobs"] = self._prompt_logprobs.get(prompt_index)
@@ -139,7 +138,7 @@ def _drop_answers(results: Iterable[RequestOutput]) -> None:
         result.outputs = [
             CompletionOutput(
                 output.index,
-                finish_reason=FinishReason.LENGTH,
+                finish_reason=output.finish_reason,
                 logprobs=None if output.logprobs is None else [],
             )
             for output in result.outputs

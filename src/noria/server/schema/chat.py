@@ -68,9 +68,10 @@ class Message(Body):
     @classmethod
     def _fill_content(cls, content: Any) -> Any:
         """An assistant that calls or thinks need not say anything: such a message of this server has no content."""
-        if not isinstance(content, dict) or content.get("content") is not None or content.get("role") != "assistant":
+        if not isinstance(content, dict) or content.get("content") is not None:
             return content
-        return {**content, "content": ""} if "content" in content or content.get("tool_calls") else content
+        is_silent = content.get("role") == "assistant" and "content" in content
+        return {**content, "content": ""} if is_silent or content.get("tool_calls") else content
 
     @model_validator(mode="after")
     def _check(self) -> Message:
