@@ -45,6 +45,8 @@ async def prepare(
     state.check_open()
     engine = state.engine
     engine.check_room(len(prompts) * params.n)
+    if priority is not None and not -(2**63) <= priority < 2**63:
+        raise RequestError("priority must fit 64 bits")
     if priority and engine.facts is not None and engine.facts.scheduling_policy != "priority":
         raise RequestError('priority needs a server that was started with --scheduling-policy "priority"; leave it out')
     if cache_salt == "":

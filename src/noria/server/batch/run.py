@@ -74,7 +74,7 @@ async def run_batch(
         if engine.facts is None:
             running.result()
             raise EngineDeadError("the engine has ended before it was ready")
-        most = max_concurrency or 2 * engine.facts.max_num_seqs
+        most = min(max_concurrency or 2 * engine.facts.max_num_seqs, len(source.keys))
         transport = httpx.ASGITransport(app=create_app(state))
         async with httpx.AsyncClient(transport=transport, base_url="http://batch", timeout=None) as http:
             return await answer_all(http, source.lines(output.done), output, most, progress)

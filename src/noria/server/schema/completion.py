@@ -41,11 +41,17 @@ def _prompts(value: Any) -> Prompts:
 
 
 class CompletionBody(AnsweredBody):
-    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType({**UNSUPPORTED, "suffix": ("",)})
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
+        {**UNSUPPORTED, "suffix": ("",), "add_special_tokens": (True,)}
+    )
 
     model: str | None = None
     prompt: Annotated[Any, PlainValidator(_prompts), WithJsonSchema(dict(_PROMPT_SCHEMA))]
-    max_tokens: int | None = Field(None, description="16 when left out")
+    max_tokens: int | None = Field(
+        None,
+        description="16 when left out; 0 with echo: the prompt alone",
+        json_schema_extra={"minimum": 0},
+    )
     logprobs: int | None = Field(None, description="log-probabilities of each token, and of so many of the likeliest")
     echo: bool | None = Field(None, description="begin every answer with its prompt")
 
@@ -57,6 +63,11 @@ class CompletionBody(AnsweredBody):
             if self.prompt_logprobs not in (None, self.logprobs):
                 raise RequestError("prompt_logprobs must be equal to logprobs when both are shown with echo")
             self.prompt_logprobs = self.logprobs
-        limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        limit = {} if self.max_tokens is None else {"max_tokens": 1 if self.only_echoes else self.max_tokens}
         self._params = self.sampling_params(logprobs=self.logprobs, **limit)
         return self
+
+    @property
+    def only_echoes(self) -> bool:
+        """The prompt is to be shown, and perhaps scored. The engine generates one token at least, which is dropped."""
+        return bool(self.echo) and self.max_tokens == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     BeforeValidator,
@@ -21,6 +21,8 @@ from noria.errors import RequestError
 from noria.server.schema.base import Body
 from noria.server.schema.structured import StructuredBody
 
+_MAX_DIGITS = 18  # of 64 bits
+
 
 def _logit_bias(value: Any) -> Any:
     """JSON's keys are strings; token ids are integers."""
@@ -32,9 +34,9 @@ def _logit_bias(value: Any) -> Any:
 def _token_id(key: Any) -> int:
     if isinstance(key, int):  # a body that was checked before, as part of another
         return key
-    if isinstance(key, str) and key.isdecimal():
+    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS:
         return int(key)
-    raise RequestError(f"logit_bias: {key!r} is not a token id")
+    raise RequestError(f"logit_bias: {key!r:.80} is not a token id")
 
 
 def _stop(value: Any) -> Any:
@@ -112,7 +114,10 @@ class SamplingBody(StructuredBody):
 
 
 class StreamOptions(Body):
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType({"include_obfuscation": (False,)})
+
     include_usage: bool | None = Field(None, description="send the token counts in a last chunk")
+    continuous_usage_stats: bool | None = Field(None, description="and those so far in every chunk; with include_usage")
 
 
 class AnsweredBody(SamplingBody):
@@ -130,10 +135,6 @@ class AnsweredBody(SamplingBody):
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is for streams; set stream, or leave it out")
         return self
-
-    @property
-    def streams_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 # Parameters of the API, or of vLLM's, that this server does not have; base.Body.NEUTRAL explains the values.
