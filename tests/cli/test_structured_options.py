@@ -36,7 +36,7 @@ def test_the_answer_is_what_was_asked_for(noria: Noria, small: list[str], plain_
         (("--regex", "("), "structured_outputs: regex cannot be used: "),
         (("--regex", "a", "--json-object"), "--json-object and --regex do not work together; give one of them"),
         (("--json-schema", "nowhere.json"), "--json-schema nowhere.json: No such file or directory"),
-        (("--json-schema", '{"type": '), "json must be a JSON schema"),
+        (("--json-schema", '{"type": '), "structured_outputs: json is not JSON: "),
         (("--grammar", "FOLDER/bytes"), "is not UTF-8 text at byte 1"),
         (("--json-schema", "FOLDER/list"), "json must be a JSON schema"),
         (("--choice", ""), "choice must hold at least one text, and no empty one"),

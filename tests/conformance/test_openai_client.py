@@ -181,7 +181,7 @@ def test_refusals(client: openai.OpenAI, server: ServerProcess) -> None:
         client.completions.create(**GREEDY, prompt="a", logit_bias={"49152": 1})
     with pytest.raises(bad, match="best_of"):
         client.completions.create(**GREEDY, prompt="a", best_of=3)
-    with pytest.raises(bad, match="tool_choice"):  # which this model's chat template does not know
+    with pytest.raises(bad, match="tools: "):  # which this model's chat template does not know
         client.chat.completions.create(**CHAT, tools=[TOOL])
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").models.list()
