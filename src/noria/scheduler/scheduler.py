@@ -11,7 +11,6 @@ When everybody decodes and nobody can join, a step may be a burst: several forwa
 from __future__ import annotations
 
 import bisect
-import logging
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -23,9 +22,8 @@ from noria.engine.request import FinishReason, Request, RequestStatus
 from noria.errors import ConfigError, RequestError
 from noria.scheduler.plan import Plan
 from noria.scheduler.policy import Policy, WaitingQueue, order_key
+from noria.scheduler.results import take_prompt_logprobs, take_tokens
 from noria.scheduler.schedule import CachedRequest, NewRequest, Schedule, StepResult
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,14 +302,14 @@ class Scheduler:
         step = self._in_flight.popleft()[1]
         self._commit(step.filling)
         for request in step.scoring:
-            self._take_prompt_logprobs(request, result)
+            take_prompt_logprobs(request, result)
         outputs, any_finished = [], False
         for request, due in step.sampling:
             if request.status is RequestStatus.FINISHED:
                 continue
             request.num_placeholders -= due
             is_waiting = request.status is RequestStatus.PREEMPTED
-            outputs.append((request, self._append(request, result, due)))
+            outputs.append((request, take_tokens(request, result, due)))
             if due > 1 and not is_waiting and request.finish_reason is not FinishReason.ERROR:
                 self.cache.commit(request)  # with the tokens that were sampled and computed in one burst
             if request.finish_reason is not None:
@@ -322,35 +320,6 @@ class Scheduler:
         if any_finished:
             self._running = [request for request in self._running if not request.is_finished]
         return outputs
-
-    def _append(self, request: Request, result: StepResult, due: int) -> list[int]:
-        """The tokens taken: all that were sampled, or those up to the one that ends the request."""
-        sampled = result.sampled_token_ids.get(request.request_id, [])
-        for count, token_id in enumerate(sampled, 1):
-            if token_id < 0:
-                _log.error(
-                    "request %s: no token can be sampled; either the model's output is not a number (are its weights "
-                    "damaged?), or the request excludes every token",
-                    request.request_id,
-                )
-                request.finish(FinishReason.ERROR)
-                return sampled[: count - 1]
-            if request.sampling_params.logprobs is not None:
-                request.logprobs.append(result.logprobs[request.request_id])
-            request.append(token_id)
-            if request.finish_reason is not None:
-                return sampled[:count]
-        if len(sampled) != due:
-            raise RuntimeError(
-                f"the step yielded {len(sampled)} tokens for request {request.request_id}, which was due for {due}"
-            )
-        return sampled
-
-    def _take_prompt_logprobs(self, request: Request, result: StepResult) -> None:
-        """A request that was preempted meanwhile keeps them, and computes them again only if others are missing."""
-        if not request.is_finished and request.request_id in result.prompt_logprobs:
-            first, news = result.prompt_logprobs[request.request_id]
-            request.prompt_logprobs[first - 1 : first - 1 + len(news)] = news
 
     def check_integrity(self) -> None:
         """Raises RuntimeError when queues, cache and pool do not agree, or blocks are lost while nothing runs."""
