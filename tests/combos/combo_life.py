@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from combo_jobs import MAX_MODEL_LEN, Job
 
+from noria.batch.inputs import NOT_SAMPLED
 from noria.batch.pack import StepInputs
 from noria.config import EngineConfig
 from noria.engine.admission import Admission
@@ -24,7 +25,7 @@ from noria.engine.startup import start
 from noria.engine.structured import StructuredRequests
 from noria.grammar.compiler import GrammarCompiler
 from noria.runner import runner as runner_module
-from noria.step.decode import NOT_SAMPLED, DecodeProgram
+from noria.step.decode import DecodeProgram
 from noria.step.programs import StepPrograms
 from noria.text.tokenizer import Tokenizer, Vocabulary
 
@@ -82,6 +83,9 @@ class InFlight:
         if inputs.is_burst:
             tokens, sums = np.split(np.asarray(outputs), 2)
             sampled = dataclasses.replace(sampled, token_ids=tokens)
+        elif inputs.places is not None:
+            sums = np.asarray(checksums(outputs))[inputs.places]
+            tokens = np.where(inputs.places >= 0, np.asarray(sampled.token_ids)[inputs.places], NOT_SAMPLED)
         else:
             tokens, sums = np.zeros((1, len(outputs)), int), np.asarray(checksums(outputs))[None]
         self._meanwhile(inputs, sums, tokens != NOT_SAMPLED)
@@ -236,6 +240,9 @@ class Life:
             self.seen["preempted"] += sum(request.num_preemptions for request in requests)
             self.seen["cached tokens"] += sum(request.num_cached_tokens for request in requests)
         self.seen["bursts"] = self.rig.num_bursts
+        stats = self.rig.core.speculation.stats
+        self.seen["drafts"], self.seen["right drafts"] = stats.num_draft_tokens, stats.num_accepted_tokens
+        self.seen["wrong drafts"] = stats.num_draft_tokens - stats.num_accepted_tokens
         self.rig.check_idle()
 
     def _arrive(self, name: str | None = None) -> None:

@@ -37,7 +37,8 @@ class Sizes:
     @property
     def shape(self) -> BatchShape:
         blocks = -(-self.config.max_model_len // self.config.block_size)
-        return BatchShape(self.buckets.requests[-1], self.num_groups, blocks)
+        rows = self.buckets.requests[-1]
+        return BatchShape(rows, self.num_groups, blocks, self.buckets.num_logit_rows - rows)
 
     def made_up(self) -> list[StepInputs]:
         c = self.config
