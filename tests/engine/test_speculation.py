@@ -34,7 +34,7 @@ SPECIAL: list[dict[str, Any]] = [
     {"max_tokens": 30, "logit_bias": LOOPS, "logprobs": 1},
     {"max_tokens": 30, "logit_bias": LOOPS, "presence_penalty": 0.7, "frequency_penalty": 0.4},
     {"max_tokens": 30, "allowed_token_ids": [40, 41, 42], "repetition_penalty": 1.3, "logprobs": 2},
-    {"max_tokens": 30, "allowed_token_ids": [40, 41], "bad_words": ["the the", "mill the"]},
+    {"max_tokens": 30, "bad_words": ["the", "er"]},
     {"max_tokens": 40, "top_k": 3, "top_p": 0.8},
     {"max_tokens": 40, "structured_outputs": StructuredOutputsParams(json=JSON), "ignore_eos": False},
     {"max_tokens": 30, "structured_outputs": StructuredOutputsParams(regex="(ab|cd){4,20}"), "logprobs": 1},
