@@ -140,6 +140,9 @@ class SamplingParams:
         self._check_shaping()
 
     def _check_ranges(self) -> None:
+        for name in ("n", "top_k", "max_tokens", "min_tokens"):  # seed has its own check
+            if not -(2**63) <= (getattr(self, name) or 0) < 2**63:
+                raise RequestError(f"{name} must fit 64 bits; leave it out for no limit")
         checks = (
             (self.n >= 1, f"n must be at least 1, not {self.n}"),
             (

@@ -29,9 +29,10 @@ ARGS = argparse.Namespace(
 def test_both_serve_the_same_model_with_the_same_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "peer_versions", lambda python, *packages: dict.fromkeys(packages, "1"))
     noria, vllm = serving.contenders(ARGS, tmp_path / "model", tmp_path)
-    common = {str(tmp_path / "model"), "--dtype=bfloat16", "--max-model-len=2048", "--max-num-seqs=64"}
-    assert common | {"serve", "--block-size=32"} <= set(noria.command)
-    assert common | {"serve", "--enforce-eager"} <= set(vllm.command)
+    common = {"--dtype=bfloat16", "--max-model-len=2048", "--max-num-seqs=64"}
+    model = str(tmp_path / "model")
+    assert common | {"serve", model, "--block-size=32"} <= set(noria.command)
+    assert common | {f"--model={model}", "--enforce-eager"} <= set(vllm.command)
     assert vllm.command[0] == str(Path(sys.executable).absolute())
     assert {"VLLM_CPU_KVCACHE_SPACE", "HF_HUB_OFFLINE"} <= vllm.environment.keys()
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in vllm.environment

@@ -225,6 +225,8 @@ def test_what_is_wrong_with_a_server_is_said_before_the_run(noria: Noria) -> Non
         (["--extra-body", "[1]"], "--extra-body must be a JSON object"),
         (["--extra-body", '{"stream": false}'], "--extra-body must not contain stream, which the benchmark sets"),
         (["--save-detailed"], "--save-detailed needs --save-result FILE"),
+        (["--save-result", "no/such/folder/a.json"], "--save-result no/such/folder/a.json cannot be written"),
+        (["--plot", "/"], "--plot / cannot be written"),
         (["--prompt-format", "ids", "--endpoint", "/v1/chat/completions"], "--prompt-format ids does not work with"),
         (["--max-concurency", "3"], "unknown option --max-concurency; did you mean --max-concurrency?"),
     ],
@@ -233,11 +235,12 @@ def test_a_wrong_command_line(noria: Noria, args: list[str], message: str) -> No
     assert message in noria("bench", "serve", *args).error()
 
 
-def test_a_file_that_cannot_be_written(noria: Noria, tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_disk_that_is_full_in_the_end(noria: Noria) -> None:
     with ScriptedServer() as server:
-        outcome = noria("bench", "serve", "--base-url", server.url, *SMALL, "--plot", str(tmp_path / "no" / "x.svg"))
+        outcome = noria("bench", "serve", "--base-url", server.url, *SMALL, "--plot", "/dev/full")
     assert outcome.status == 1
-    assert "x.svg cannot be written: No such file or directory" in outcome.err
+    assert "/dev/full cannot be written: No space left on device" in outcome.err
 
 
 def test_nothing_heavy_is_imported() -> None:

@@ -23,7 +23,12 @@ Noria = Callable[..., Outcome]
         (["run", "m", "--topk", "3"], "unknown option --topk; did you mean --top-k?"),
         (["run", "m", "-p", "x", "--max_modellen=3"], "unknown option --max_modellen; did you mean --max-model-len?"),
         (["run", "m", "--no-enable-prefix-cache"], "unknown option --no-enable-prefix-cache; did you mean --no-"),
-        (["run", "m", "--model", "x"], "unknown option --model"),
+        (["run", "m", "--model", "x"], "unknown option --model; it is an argument, as in noria run MODEL"),
+        (["serve", "--model=x"], "unknown option --model; it is an argument, as in noria serve MODEL"),
+        (["batch", "-i", "a", "-o", "b", "--model", "m"], "INPUT must not begin with -"),
+        (["run", "m", "-p", "x", "--logprobs", "2"], "--logprobs is shown with --json only"),
+        (["run", "m", "-p", "x", "--prompt-logprobs", "0"], "--prompt-logprobs is shown with --json only"),
+        (["run", "m", "-p", "x", "--json", "--logprobs", "21"], "--logprobs (21) exceeds --max-logprobs (20)"),
         (["chat", "m", "--n", "2"], "unknown option --n"),
         (["run", "m", "-p", "x", "--top-k", "many"], "--top-k: expected an integer, not 'many'"),
         (["run", "m", "-p", "x", "--max-model-len", "1.5"], "--max-model-len: expected an integer, not '1.5'"),
@@ -39,7 +44,7 @@ Noria = Callable[..., Outcome]
         (["pull"], "NAME is missing"),
         (["run", "m", "-p", "x", "--logit-bias", "3"], "--logit-bias must be a token id and a number, as in 17=-2.5"),
         (["rnu"], "unknown command rnu; did you mean run?"),
-        (["everything"], "unknown command everything; commands: run, chat, serve, compile, bench, pull, env"),
+        (["everything"], "unknown command everything; commands: run, chat, serve, batch, compile, bench, pull, env"),
     ],
 )
 def test_a_wrong_command_line(noria: Noria, args: list[str], message: str) -> None:

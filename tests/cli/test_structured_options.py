@@ -23,6 +23,8 @@ def test_the_answer_is_what_was_asked_for(noria: Noria, small: list[str], plain_
     schema.write_text('{"enum": ["a mill", 7]}')
     grammar.write_text('start: "<" /[a-c]{2}/ ">"')
     assert json.loads(answer(noria, small, plain_model, "--json-schema", str(schema))) in ("a mill", 7)
+    assert json.loads(answer(noria, small, plain_model, "--json-schema", schema.read_text())) in ("a mill", 7)
+    assert answer(noria, small, plain_model, "--grammar", 'root ::= "x" | "yy"') in ("x", "yy")
     assert answer(noria, small, plain_model, "--choice", "red", "--choice=-green") in ("red", "-green")
     text = answer(noria, small, plain_model, "--grammar", str(grammar))
     assert (text[0], text[-1], len(text)) == ("<", ">", 4)
@@ -34,6 +36,7 @@ def test_the_answer_is_what_was_asked_for(noria: Noria, small: list[str], plain_
         (("--regex", "("), "structured_outputs: regex cannot be used: "),
         (("--regex", "a", "--json-object"), "--json-object and --regex do not work together; give one of them"),
         (("--json-schema", "nowhere.json"), "--json-schema nowhere.json: No such file or directory"),
+        (("--json-schema", '{"type": '), "structured_outputs: json is not JSON: "),
         (("--grammar", "FOLDER/bytes"), "is not UTF-8 text at byte 1"),
         (("--json-schema", "FOLDER/list"), "json must be a JSON schema"),
         (("--choice", ""), "choice must hold at least one text, and no empty one"),

@@ -33,7 +33,9 @@ def make_jobs(count: int, seed: int) -> list[Job]:
     short and grow long, so that they get into each other's way and are preempted."""
     rng = random.Random(seed)
     beginnings = [_tokens(rng, length) for length in (16, 33, 48, 100, 200)]
-    return [Job(_prompt(rng, beginnings), _params(rng), _salt(rng), rng.randrange(3)) for _ in range(count)]
+    jobs = [Job(_prompt(rng, beginnings), _params(rng), _salt(rng), rng.randrange(3)) for _ in range(count)]
+    # One of ten has several sequences.
+    return [job.with_params(n=rng.choice([2, 3])) if rng.random() < 0.1 else job for job in jobs]
 
 
 def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 import unittest.mock
 from collections import Counter
 from collections.abc import Callable
@@ -17,13 +18,14 @@ from combo_jobs import MAX_MODEL_LEN, Job
 
 from noria.batch.inputs import NOT_SAMPLED
 from noria.batch.pack import StepInputs
-from noria.config import EngineConfig
+from noria.config import EngineConfig, StructuredOutputsParams
 from noria.engine.admission import Admission
 from noria.engine.core import EngineCore
 from noria.engine.request import FinishReason, Request, RequestStatus
 from noria.engine.startup import start
 from noria.engine.structured import StructuredRequests
 from noria.grammar.compiler import GrammarCompiler
+from noria.grammar.matcher import Matcher
 from noria.runner import runner as runner_module
 from noria.step.decode import DecodeProgram
 from noria.step.programs import StepPrograms
@@ -54,6 +56,14 @@ def checksums(hidden: jax.Array) -> jax.Array:
     bits = jax.lax.bitcast_convert_type(hidden, jnp.dtype(f"uint{8 * hidden.dtype.itemsize}")).astype(jnp.uint32)
     weights = jnp.arange(hidden.shape[1], dtype=jnp.uint32) * jnp.uint32(2 * 0x9E3779B1 % 2**32) + jnp.uint32(1)
     return jax.lax.bitcast_convert_type(jnp.sum(bits * weights, axis=1, dtype=jnp.uint32), jnp.int32)
+
+
+class SlowGrammars(GrammarCompiler):
+    """Takes so long that requests have to be held for a few steps."""
+
+    def _compile(self, params: StructuredOutputsParams) -> Matcher:
+        time.sleep(0.01)
+        return super()._compile(params)
 
 
 class WatchedDecode(DecodeProgram):
@@ -133,9 +143,9 @@ class Rig:
             eos_token_ids=engine.eos_token_ids,
             seed=0,
         )
-        grammars = GrammarCompiler(_speaking(engine.vocab_size), engine.eos_token_ids)
+        grammars = SlowGrammars(_speaking(engine.vocab_size), engine.eos_token_ids)
         self.core.structured = StructuredRequests(grammars, engine.vocab_size)
-        self.num_bursts = 0
+        self.num_bursts = self.num_held = 0
         self._action: Callable[[], None] | None = None
         self._by_id: dict[str, Request] = {}
         self._states: dict[Request, list[int]] = {}
@@ -150,6 +160,7 @@ class Rig:
 
     def _add(self, request: Request) -> None:
         self.core.add(request)
+        self.num_held += self.is_held(request)
         self._by_id[request.request_id] = request
         self._states[request] = []
 
@@ -159,6 +170,10 @@ class Rig:
         states = tuple(self._states[request][: len(token_ids)])
         figures = tuple(request.logprobs), tuple(request.prompt_logprobs)
         return Answer(token_ids, states, request.finish_reason, request.stop_reason, *figures)
+
+    def is_held(self, request: Request) -> bool:
+        """Until its grammar is compiled."""
+        return request in self.core.structured._compiling
 
     def alone(self, job: Job) -> list[Answer]:
         """The answers of a job that has the engine to itself, one sequence after the other."""
@@ -239,7 +254,7 @@ class Life:
             )
             self.seen["preempted"] += sum(request.num_preemptions for request in requests)
             self.seen["cached tokens"] += sum(request.num_cached_tokens for request in requests)
-        self.seen["bursts"] = self.rig.num_bursts
+        self.seen["bursts"], self.seen["held"] = self.rig.num_bursts, self.rig.num_held
         stats = self.rig.core.speculation.stats
         self.seen["drafts"], self.seen["right drafts"] = stats.num_draft_tokens, stats.num_accepted_tokens
         self.seen["wrong drafts"] = stats.num_draft_tokens - stats.num_accepted_tokens
@@ -261,7 +276,7 @@ class Life:
             return
         by_state: dict[str, list[str]] = {}
         for name, (_, requests) in self._live.items():
-            by_state.setdefault(_state(requests[0]), []).append(name)
+            by_state.setdefault(self._state(requests[0]), []).append(name)
         state = min(by_state, key=lambda state: (self.seen[f"aborted {state}"], state))  # the rare ones, too
         name = self._rng.choice(by_state[state])
         self.seen["aborted"] += 1
@@ -272,8 +287,7 @@ class Life:
             self.seen["same id again"] += bool(self._pending)
             self._arrive(name)
 
-
-def _state(request: Request) -> str:
-    if request.status is RequestStatus.RUNNING and request.num_computed_tokens < request.num_prompt_tokens:
-        return "in prefill"
-    return request.status.value
+    def _state(self, request: Request) -> str:
+        if request.status is RequestStatus.RUNNING and request.num_computed_tokens < request.num_prompt_tokens:
+            return "in prefill"
+        return "held" if self.rig.is_held(request) else request.status.value

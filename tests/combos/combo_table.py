@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ class Setting:
     quick: bool = False  # part of the default tests
 
 
+_TRIES = 20  # of pairwise
 NATIVE_ONLY = (
     (Setting("int8-int8", numerics={"quantization": "int8", "quantize_activations": True}),)
     if native.available()
@@ -109,16 +111,16 @@ AXES: dict[str, tuple[Setting, ...]] = {
     ),
     "grammar": (
         Setting("free", must_not_see=("structured",), quick=True),
-        Setting("structured", tweak=with_grammar, must_see=("structured",), makes_rare=("bursts",), quick=True),
+        Setting("structured", tweak=with_grammar, must_see=("structured", "held"), makes_rare=("bursts",), quick=True),
     ),
     # Bursts are for steps in which nobody is shaped.
     "shaping": (
         Setting("unshaped", must_not_see=("penalized",), quick=True),
         Setting("penalties", tweak=with_penalties, must_see=("penalized",), makes_rare=("bursts",), quick=True),
         Setting(
-            "logprobs",
-            tweak=with_logprobs,
-            must_see=("logprobs", "prompt logprobs"),
+            "logprobs",  # raw ones, which penalties must not change
+            tweak=lambda job: with_logprobs(with_penalties(job)),
+            must_see=("penalized", "logprobs", "prompt logprobs"),
             makes_rare=("bursts",),
             quick=True,
         ),
@@ -174,23 +176,28 @@ def longest_request(model: str, block_size: int, budget: int) -> int:
     return blocks_for_request(plan_layout(WINDOWS[model]), MAX_MODEL_LEN, block_size, min(budget, MAX_MODEL_LEN))
 
 
-def pairwise(axes: Iterable[tuple[Setting, ...]]) -> list[Combo]:
-    """Few combinations in which every two settings of different axes meet.
-
-    Greedy: each combination takes, axis by axis, the setting that completes the most pairs that are still missing.
-    """
+def pairwise(axes: Iterable[tuple[Setting, ...]], given: tuple[Combo, ...] = ()) -> list[Combo]:
+    """Few combinations in which every two settings of different axes meet: the fewest of some tries. They begin with
+    those that are given."""
     axes = tuple(axes)
+    return min((_pairwise(axes, given, random.Random(seed)) for seed in range(_TRIES)), key=len)
+
+
+def _pairwise(axes: tuple[tuple[Setting, ...], ...], given: tuple[Combo, ...], rng: random.Random) -> list[Combo]:
+    """Greedy: each combination takes, axis by axis, the setting that completes the most of the missing pairs."""
     missing = {
         frozenset(pair) for one, other in itertools.combinations(axes, 2) for pair in itertools.product(one, other)
     }
-    combos = []
+    combos = list(given)
+    for combo in given:
+        missing -= {frozenset(pair) for pair in itertools.combinations(combo.settings, 2)}
     while missing:
         # One missing pair is taken as it is, so that every round makes progress.
-        first = min(missing, key=lambda pair: sorted(setting.name for setting in pair))
+        first = rng.choice(sorted(missing, key=lambda pair: sorted(setting.name for setting in pair)))
         chosen = {index: setting for index, axis in enumerate(axes) for setting in axis if setting in first}
-        for index, axis in enumerate(axes):
+        for index in rng.sample(range(len(axes)), len(axes)):
             if index not in chosen:
-                chosen[index] = _most_useful(axis, chosen.values(), missing)
+                chosen[index] = _most_useful(axes[index], chosen.values(), missing)
         settings = tuple(chosen[index] for index in range(len(axes)))
         missing -= {frozenset(pair) for pair in itertools.combinations(settings, 2)}
         combos.append(Combo(settings))
@@ -203,7 +210,15 @@ def _most_useful(axis: tuple[Setting, ...], chosen: Iterable[Setting], missing: 
 
 
 def quick_combos() -> list[Combo]:
-    return pairwise(tuple(setting for setting in axis if setting.quick) for axis in AXES.values())
+    quick = (tuple(setting for setting in axis if setting.quick) for axis in AXES.values())
+    return pairwise(quick, (hardest_combo(),))
+
+
+def hardest_combo() -> Combo:
+    """Everything at once that bookkeeping can get wrong."""
+    chosen = {"gemma3", "prefix", "gap", "5x17", "tight", "priority", "ahead", "burst4", "structured", "logprobs"}
+    wanted = lambda axis: next((setting for setting in axis if setting.name in chosen), axis[0])
+    return Combo(tuple(wanted(axis) for axis in AXES.values()))
 
 
 def all_combos() -> list[Combo]:

@@ -8,6 +8,7 @@ from engine_checks import check_idle, scheduler_of
 
 from noria import LLM, SamplingParams
 from noria.engine.request import FinishReason
+from noria.errors import RequestError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 TEXTS = ["the water wheel", "flour", "the miller waits and waits and waits for the river", "A"]
@@ -149,6 +150,15 @@ def test_requests_without_a_seed_differ_unless_the_engine_has_one(options: dict,
             runs.append([a.outputs[0].token_ids for a in seeded.generate([TEXTS[0]] * 2, free)])
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[0][1]
+
+
+def test_options_of_the_template_are_used_or_refused(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "the mill"}]
+    options = {"add_generation_prompt": False, "chat_template_kwargs": {"colour": "red"}, "use_tqdm": False}
+    assert llm.chat_prompts(messages, **options) == llm.chat_prompts(messages, add_generation_prompt=False)
+    for name, value in (("chat_template", "{{ messages }}"), ("use_tqdm", True), ("lora_request", "x")):
+        with pytest.raises(RequestError, match=f"{name} is not supported here"):
+            llm.chat(messages, **{name: value})
 
 
 def test_chat_goes_through_the_template(llm: LLM):

@@ -66,8 +66,8 @@ def check_mill(text: str) -> None:
 
 @pytest.fixture(scope="module")
 def plain_llm(options: dict[str, Any]) -> Iterator[LLM]:
-    """One request at a time, nothing planned ahead, no prefix cache."""
-    with LLM(**options | {"max_num_seqs": 1}, async_scheduling=False, enable_prefix_caching=False) as llm:
+    """Nothing planned ahead, no prefix cache."""
+    with LLM(**options, async_scheduling=False, enable_prefix_caching=False) as llm:
         yield llm
         check_idle(llm)
 
@@ -229,6 +229,7 @@ def test_what_leaves_no_token_fails_alone(llm: LLM, caplog: pytest.LogCaptureFix
     [expected] = outputs_of(llm, PROMPT, plain)
     failed, fine = outputs_of(llm, [PROMPT] * 2, [params(follow(regex="ab"), allowed_token_ids=[c]), plain])
     assert failed.finish_reason == "error"
+    assert "exclude all of them" in str(failed.stop_reason)
     assert fine == expected
     assert "no token can be sampled" in caplog.text
 

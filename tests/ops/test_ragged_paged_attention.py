@@ -176,8 +176,10 @@ def test_large_values_saturate_instead_of_overflowing(op):
 
 
 @each_op
-@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 4), (3, 1), (1, 1)])
-@pytest.mark.parametrize("window", [FULL_ATTENTION, 24])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "window"),
+    [(6, 2, FULL_ATTENTION), (6, 2, 24), (4, 4, 24), (3, 1, FULL_ATTENTION), (1, 1, 24)],
+)
 def test_a_token_does_not_depend_on_how_it_is_batched(op, heads, kv_heads, window):
     """Decode row or prefill row, alone or with others, in chunks or at once, any bucket: the same bits."""
     layer = address(window)

@@ -31,7 +31,8 @@ from noria.spec.stats import SpeculationStats
 from noria.text.tokenizer import Tokenizer
 
 MAX_MODEL_LEN = 128
-VOCAB_SIZE = 192
+VOCAB_SIZE = 192  # of the tokenizer
+NUM_EMBEDDINGS = 208  # the last ones are padding, which nobody may ask for
 
 
 def figures(token: int, count: int) -> tuple[tuple[int, float, int], ...]:
@@ -170,8 +171,8 @@ async def service(tokenizer: Tokenizer, *, step_s: float = 0.0, **options: Any) 
     core = ParrotCore()
     core.max_model_len = max_model_len
     engine_config = EngineConfig(model="parrot", scheduling_policy=policy, max_model_len=max_model_len)
-    resolved = engine_config.resolve(ModelLimits(max_model_len, VOCAB_SIZE), "cpu")
-    parts: Any = (resolved, core, tokenizer, VOCAB_SIZE, (2,), SimpleNamespace())
+    resolved = engine_config.resolve(ModelLimits(max_model_len, NUM_EMBEDDINGS), "cpu")
+    parts: Any = (resolved, core, tokenizer, NUM_EMBEDDINGS, (2,), SimpleNamespace())
     client = EngineClient(
         engine_config,
         tokenizer,
@@ -183,7 +184,7 @@ async def service(tokenizer: Tokenizer, *, step_s: float = 0.0, **options: Any) 
     loop = EngineLoop(Engine(*parts), process, 0.01)
     state = ServerState(client, config, ("parrot", "polly"), "parrot", ServerMetrics(client, "parrot"))
     app = create_app(state)
-    ready = Ready(max_model_len, 4, 20, VOCAB_SIZE, (2,), policy, "ready")
+    ready = Ready(max_model_len, 4, 20, NUM_EMBEDDINGS, (2,), policy, "ready")
 
     async def turn() -> None:
         process.send(ready)

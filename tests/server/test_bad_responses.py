@@ -84,8 +84,8 @@ def part(**fields: Any) -> list[dict[str, Any]]:
         ({"stream_options": {"include_obfuscation": False}}, "stream_options is for streams", "stream_options"),
         (
             {"stream": True, "stream_options": {"include_obfuscation": True}},
-            "include_obfuscation is not supported",
-            "stream_options",
+            "stream_options.include_obfuscation is not supported",
+            "stream_options.include_obfuscation",
         ),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x is not supported", "stream_options.x"),
         ({"background": True, "store": False}, "background needs store", "background"),
@@ -109,14 +109,13 @@ def part(**fields: Any) -> list[dict[str, Any]]:
             "strict is for a format",
             "text.format",
         ),
-        ({"text": {"verbosity": "low"}}, "verbosity is not supported", "text"),
-        ({"reasoning": {"effort": "low"}}, "effort is not supported", "reasoning"),
-        ({"reasoning": {"summary": "auto"}}, "summary is not supported", "reasoning"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity is not supported", "text.verbosity"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary is not supported", "reasoning.summary"),
         ({"tools": [{"type": "web_search"}]}, "a tool of type web_search is not supported", "tools[0]"),
         ({"tools": [{"type": "mcp", "server_label": "x"}]}, "a tool of type mcp is not supported", "tools[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0].name is missing", "tools[0].name"),
         ({"tools": [{**TOOL, "colour": 1}]}, "tools[0].colour is not supported", "tools[0].colour"),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, "defer_loading is not supported", "tools[0]"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "defer_loading is not supported", "tools[0].defer_loading"),
         ({"tools": [TOOL], "tool_choice": "some"}, "tool_choice 'some' is not supported", "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "'web_search' is not supported", "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "must have a name", "tool_choice"),
@@ -132,6 +131,8 @@ def part(**fields: Any) -> list[dict[str, Any]]:
         ({"priority": 3}, "priority needs a server", None),
         ({"cache_salt": ""}, "cache_salt must not be empty", None),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs must not contain messages", None),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort is not supported; leave it out", "reasoning.effort"),
+        ({"max_output_tokens": 10**25}, "max_output_tokens must fit 64 bits", None),
         *(
             ({name: value}, f"{name} is not supported", name)
             for name, value in {

@@ -16,7 +16,7 @@ from noria.server.batch.files import Input, Output
 from noria.server.batch.run import Tally, answer_all
 from noria.text.tokenizer import Tokenizer
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 
 
 def request(custom_id: Any, body: Any = None, url: str = COMPLETIONS, **rest: Any) -> dict[str, Any]:
@@ -77,6 +77,14 @@ def test_answers_are_those_of_http(tokenizer: Tokenizer, tmp_path: Path) -> None
     assert tally.prompt_tokens == sum(usage["prompt_tokens"] for usage in usages)
 
 
+def test_tokens_of_responses_are_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    source = write(tmp_path / "in", request("a", {"input": "wheel", "max_output_tokens": 5}, RESPONSES))
+    tally = run(answered(tokenizer, source, tmp_path / "out"))
+    usage = read(tmp_path / "out")["a"]["response"]["body"]["usage"]
+    assert (tally.prompt_tokens, tally.completion_tokens) == (usage["input_tokens"], usage["output_tokens"])
+    assert tally.completion_tokens == 5
+
+
 WRONG: tuple[tuple[Any, str | None, str], ...] = (
     (b"{not json\n", None, "line 2: JSON is malformed"),
     (b"[1]\n", None, "line 2: Expected `object`, got `array`"),
@@ -88,6 +96,7 @@ WRONG: tuple[tuple[Any, str | None, str], ...] = (
     (request("x", url="/v1/embeddings"), "x", "url must be /v1/chat/completions or /v1/completions"),
     (request("x", body=[1]), "x", "Expected `object`, got `array`"),
     (request("x", body={"prompt": "a", "stream": True}), "x", "stream does not work in a batch"),
+    (request("x", {"input": "a", "background": True}, RESPONSES), "x", "background does not work in a batch"),
 )
 
 

@@ -218,6 +218,12 @@ def test_parameters_reach_the_engine(tokenizer: Tokenizer) -> None:
         "include_stop_str_in_output": True,
         "cache_salt": "mine",
         "n": 1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.5,
+        "allowed_token_ids": [5, 6],
+        "bad_words": ["mill"],
+        "logit_bias": {"5": 2.5},
     }
 
     async def work() -> Any:
@@ -230,10 +236,11 @@ def test_parameters_reach_the_engine(tokenizer: Tokenizer) -> None:
 
     request = run(work())
     params = request.sampling_params
-    for name in body.keys() - {"prompt", "cache_salt", "stop", "stop_token_ids"}:
-        assert getattr(params, name) == body[name], name
+    for name in body.keys() - {"prompt", "cache_salt", "stop", "logit_bias"}:
+        found = getattr(params, name)
+        assert (list(found) if isinstance(found, tuple) else found) == body[name], name
     assert params.stop_strings == ("x",)
-    assert tuple(params.stop_token_ids) == (5,)
+    assert params.logit_bias == ((5, 2.5),)
     assert request.cache_salt == "mine"
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from server_process import ServerProcess
 
-ROOMY = ["--num-blocks-override", "129", "--max-num-batched-tokens", "512"]
-TIGHT = ["--num-blocks-override", "26", "--max-num-batched-tokens", "317"]  # 25 blocks of 16 for requests
+SMALL_POOL = ["--num-blocks-override", "26"]  # 25 blocks of 16 for requests
+ODD, EVEN = ["--max-num-batched-tokens", "317"], ["--max-num-batched-tokens", "512"]
 FIRST_OF_ITS_KIND: tuple[dict[str, Any], ...] = (
     {"logprobs": 5},
     {"presence_penalty": 1.0},
@@ -38,7 +38,7 @@ def long_model(tiny_text_model: Path, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="module")
 def options(compile_cache_dir: str) -> list[str]:
     sizes = ["--max-model-len", "384", "--max-num-seqs", "8", "--block-size", "16", "--dtype", "float32"]
-    return [*sizes, "--strict-compile", "--compile-cache-dir", compile_cache_dir]
+    return [*sizes, *SMALL_POOL, "--strict-compile", "--compile-cache-dir", compile_cache_dir]
 
 
 def started(model: Path, log: Path, *options: str) -> Iterator[ServerProcess]:
@@ -50,13 +50,14 @@ def started(model: Path, log: Path, *options: str) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def tight(long_model: Path, options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    yield from started(long_model, tmp_path_factory.mktemp("tight") / "log", *options, *TIGHT)
+def odd(long_model: Path, options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    yield from started(long_model, tmp_path_factory.mktemp("odd") / "log", *options, *ODD)
 
 
 @pytest.fixture(scope="module")
-def roomy(long_model: Path, options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    yield from started(long_model, tmp_path_factory.mktemp("roomy") / "log", *options, *ROOMY)
+def even(long_model: Path, options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Its programs are the same. One request at a time has all the room it wants."""
+    yield from started(long_model, tmp_path_factory.mktemp("even") / "log", *options, *EVEN)
 
 
 def prompt(length: int, start: int = 3) -> list[int]:
@@ -74,22 +75,22 @@ def refuse(constant: str) -> None:
     raise AssertionError(f"{constant} is no JSON")
 
 
-def test_the_first_request_of_each_kind_compiles_nothing(tight: ServerProcess) -> None:
+def test_the_first_request_of_each_kind_compiles_nothing(odd: ServerProcess) -> None:
     for parameters in FIRST_OF_ITS_KIND:
-        complete(tight, prompt=prompt(20), max_tokens=8, **parameters)
-        assert tight.metric("compiles_after_warmup_total") == 0, parameters
+        complete(odd, prompt=prompt(20), max_tokens=8, **parameters)
+        assert odd.metric("compiles_after_warmup_total") == 0, parameters
 
 
 @pytest.mark.parametrize("length", [316, 317, 318])
-def test_prompts_around_a_budget_that_is_no_bucket(tight: ServerProcess, roomy: ServerProcess, length: int) -> None:
+def test_prompts_around_a_budget_that_is_no_bucket(odd: ServerProcess, even: ServerProcess, length: int) -> None:
     found, expected = (
-        complete(server, prompt=prompt(length), max_tokens=12)["choices"][0]["token_ids"] for server in (tight, roomy)
+        complete(server, prompt=prompt(length), max_tokens=12)["choices"][0]["token_ids"] for server in (odd, even)
     )
     assert found == expected
     assert len(found) == 12
 
 
-def test_a_pool_for_two_of_four_requests(tight: ServerProcess, roomy: ServerProcess) -> None:
+def test_a_pool_for_two_of_four_requests(odd: ServerProcess, even: ServerProcess) -> None:
     """Preempted, the answers are what they are with room for all, and every token is streamed and counted once."""
 
     async def stream(server: ServerProcess, index: int) -> tuple[list[int], int]:
@@ -111,13 +112,16 @@ def test_a_pool_for_two_of_four_requests(tight: ServerProcess, roomy: ServerProc
                 usage = chunk.usage
         return ids, usage.completion_tokens
 
-    async def all_four(server: ServerProcess) -> list[tuple[list[int], int]]:
-        return await asyncio.gather(*(stream(server, index) for index in range(4)))
+    async def together() -> list[tuple[list[int], int]]:
+        return await asyncio.gather(*(stream(odd, index) for index in range(4)))
 
-    answers = asyncio.run(all_four(tight))
-    assert tight.metric("num_preemptions_total") > 0
-    assert answers == asyncio.run(all_four(roomy))
-    assert roomy.metric("num_preemptions_total") == 0
+    async def one_by_one() -> list[tuple[list[int], int]]:
+        return [await stream(even, index) for index in range(4)]
+
+    answers = asyncio.run(together())
+    assert odd.metric("num_preemptions_total") > 0
+    assert answers == asyncio.run(one_by_one())
+    assert even.metric("num_preemptions_total") == 0
     assert [(len(ids), count) for ids, count in answers] == [(64, 64)] * 4
 
 

@@ -11,9 +11,11 @@ from pydantic import TypeAdapter
 from responses_client import check_order
 
 from noria.errors import RequestError
-from noria.server.responses.conversation import messages_of
+from noria.server.responses.conversation import as_chat, messages_of
 from noria.server.responses.output import OutputItems
+from noria.server.schema.chat import ChatBody
 from noria.server.schema.items import _input
+from noria.server.schema.responses import ResponseBody
 from noria.text.deltas import CallDelta, ContentDelta, Delta, ReasoningDelta
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -125,3 +127,30 @@ def test_thoughts_without_an_answer_are_dropped() -> None:
 def test_an_output_needs_its_call(items: list[dict[str, Any]]) -> None:
     with pytest.raises(RequestError, match="no function_call before it has the call_id 'c_mill'"):
         conversation(USER, *items)
+
+
+def test_parameters_mean_what_they_mean_in_chats() -> None:
+    given = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "seed": 4,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "repetition_penalty": 1.5,
+        "logit_bias": {"5": 1.5},
+        "bad_words": ["mill"],
+        "bad_token_ids": [8],
+        "allowed_token_ids": [8, 9],
+        "min_tokens": 2,
+        "stop": "end",
+        "stop_token_ids": [7],
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "guided_choice": ["a", "b"],
+    }
+    body = ResponseBody.model_validate({"input": "why", "max_output_tokens": 5, **given})
+    chat = {"messages": [{"role": "user", "content": "why"}], "max_completion_tokens": 5, **given}
+    assert as_chat(body, body.input).params == ChatBody.model_validate(chat).params

@@ -245,7 +245,7 @@ def test_what_this_model_cannot_do_is_said_in_the_names_of_responses(tokenizer: 
     async def refused(_: openai.AsyncOpenAI, running: Service) -> str:
         return error_of(await running.http.post(RESPONSES, json=BODY))["param"]
 
-    assert saying(tokenizer, "x", refused) == "tool_choice"  # this template does not say how calls are written
+    assert saying(tokenizer, "x", refused) == "tools"  # this template has no place for them
     bad = {**BODY, "tools": [{**WEATHER, "name": "a b"}]}
 
     async def named(_: openai.AsyncOpenAI, running: Service) -> str:

@@ -197,7 +197,7 @@ def test_clients_that_leave_give_everything_back(server: ServerProcess) -> None:
         (b'{"model": "other", "prompt": "a"}', 404),
         (b"{", 400),
     ],
-    ids=["nan", "padding id", "bias id", "unknown", "too long", "model", "malformed"],
+    ids=["nan", "prompt id", "bias id", "unknown", "too long", "model", "malformed"],
 )
 def test_bad_input_disturbs_nobody(server: ServerProcess, client: openai.OpenAI, content: bytes, status: int) -> None:
     arguments: Any = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, **EXACT}

@@ -89,6 +89,15 @@ def test_plain_and_structured_side_by_side(server: ServerProcess, client: openai
         check_stone(text)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_leaves_no_token_is_the_senders_mistake(server: ServerProcess, streamed: bool) -> None:
+    body = {"model": "tiny", "prompt": "a", "guided_choice": ["upper"], "allowed_token_ids": [9], "stream": streamed}
+    response = server.post("/v1/completions", json=body)
+    assert response.status_code == (200 if streamed else 400)
+    assert '"type":"invalid_request_error"' in response.text
+    assert "exclude all of them together" in response.text
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from noria.batch.inputs import SampleInputs
+from noria.scheduler.schedule import NO_TOKEN, NOTHING_ALLOWED
 from noria.step.sample import sample
 
 ROWS = 8
@@ -41,6 +42,16 @@ def draw(logits, settings, *, num_tokens=None):
         return sample(logits, unpacked, num_tokens)
 
     return np.asarray(jax.jit(padded)(full, buffer))[: len(settings)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_rows_without_a_token(temperature):
+    """Excluded by the request, or broken by the model: beside rows that are neither."""
+    logits = np.zeros((4, 3), np.float32)
+    logits[1, 2], logits[2, 0] = np.nan, np.inf
+    rows = [{"banned": [0, 1, 2]}, {}, {}, {"banned": [0, 2]}]
+    found = draw(logits, [{"temperature": temperature, **row} for row in rows])
+    assert found.tolist() == [NOTHING_ALLOWED, NO_TOKEN, NO_TOKEN, 1]
 
 
 def allowed(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):

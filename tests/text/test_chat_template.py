@@ -24,6 +24,31 @@ def test_messages_become_a_prompt(byte_level_folder: Path) -> None:
     assert encode_chat(tokenizer, USER) == tokenizer.encode(prompt)
 
 
+@pytest.mark.parametrize("content", ["As I", "As I ", "{{ a }}\n"])
+def test_the_last_message_may_be_gone_on_with(byte_level_folder: Path, content: str) -> None:
+    tokenizer = load_tokenizer(byte_level_folder)
+    messages = [*USER, {"role": "assistant", "content": "As I"}, *USER, {"role": "assistant", "content": content}]
+    text = render_chat(tokenizer, messages, continue_final_message=True)
+    assert text == render_chat(tokenizer, messages[:-1]) + content
+    trimmed = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
+    assert render_chat(trimmed, messages[2:], continue_final_message=True) == "<user>Hi</><assistant>" + content
+
+
+@pytest.mark.parametrize(
+    ("template", "last", "message"),
+    [
+        ("{{ messages[-1].content }}", USER[0], "needs a last message of the role assistant"),
+        ("{{ messages[-1].content }}", {"role": "assistant", "content": ""}, "a content that is not empty"),
+        ("{{ messages[-1].content }}", {"role": "assistant"}, "a content that is not empty"),
+        ("{{ messages[0].content }}", {"role": "assistant", "content": "a"}, "does not show the last message"),
+        ("{{ messages[-1].content * 2 }}", {"role": "assistant", "content": "a"}, "does not show the last message"),
+    ],
+)
+def test_what_cannot_be_gone_on_with(template: str, last: dict[str, str], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        render_chat(template, [*USER, last], continue_final_message=True)
+
+
 def test_a_chat_prompt_has_one_beginning_of_sequence(metaspace_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(metaspace_folder, tmp_path / "model")
     (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
@@ -154,7 +179,11 @@ def test_a_given_template_replaces_those_of_the_model(as_file: bool, byte_level_
 
 @pytest.mark.parametrize(
     ("given", "complaint"),
-    [("nowhere.jinja", "cannot be read"), ("{% for %}", "chat_template: the chat template is not")],
+    [
+        ("nowhere.jinja", "cannot be read"),
+        ("", "chat_template must not be empty"),
+        ("{% for %}", "chat_template: the chat template is not"),
+    ],
 )
 def test_a_given_template_that_is_none_is_refused(given: str, complaint: str, byte_level_folder: Path) -> None:
     with pytest.raises(ConfigError, match=complaint):

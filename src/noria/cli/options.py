@@ -129,7 +129,8 @@ def parse(command: str, text: str, args: Sequence[str], fields: Sequence[Field],
     )
     options.__doc__ = text
     grouped = [(field.name, field.type) for group in groups.values() for field in dataclasses.fields(group)]
-    _refuse_unknown(args, list(_flags([*((name, kind) for name, kind, _ in fields), *grouped])), command)
+    alone = [(name, kind) for name, kind, _ in fields]
+    _refuse_unknown(args, list(_flags([*alone, *grouped])), list(_arguments(alone)), command)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -198,12 +199,18 @@ def _flags(fields: Iterable[tuple[str, Any]]) -> Iterator[str]:
                 yield f"--no-{flag}"
 
 
+def _arguments(fields: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    for name, annotation in fields:
+        if tyro.conf.Positional in typing.get_args(annotation):
+            yield name
+
+
 def _dataclass(fields: Iterable[Field]) -> Any:
     made = [(name, kind, dataclasses.field(default=default)) for name, kind, default in fields]
     return dataclasses.make_dataclass("Options", made, frozen=True)  # hashable, so that it may be a default
 
 
-def _refuse_unknown(args: Sequence[str], known: Sequence[str], command: str) -> None:
+def _refuse_unknown(args: Sequence[str], known: Sequence[str], arguments: Sequence[str], command: str) -> None:
     """Before tyro looks: it would first complain about the option that is missing because its name is misspelt."""
     for argument in itertools.takewhile(lambda argument: argument != "--", args):
         name = argument.split("=")[0]
@@ -211,6 +218,8 @@ def _refuse_unknown(args: Sequence[str], known: Sequence[str], command: str) -> 
         if re.match(r"--\w", argument) and flag not in (*known, "--help"):
             near = difflib.get_close_matches(flag, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"see noria {command} --help"
+            if flag[2:] in arguments:
+                hint = f"it is an argument, as in noria {command} {flag[2:].upper()}"
             raise UsageError(f"unknown option {name}; {hint}")
 
 
@@ -227,6 +236,7 @@ def _in_one_line(box: str) -> str:
         (r"[Ii]nvalid literal for int\(\) with base 10: (.*)", r"expected an integer, not \1"),
         (r"could not convert string to float: (.*)", r"expected a number, not \1"),
         (r"invalid choice (.*) for argument '(.*?)'\. Expected one of \((.*)\)", r"\2: expected one of \3, not \1"),
+        (r"Missing value for argument '(\w+)'.*", lambda match: f"{match[1].upper()} must not begin with -"),
         (
             r"Missing value for argument '(?:-\w/)?(.*?)'.*",
             r"\1 needs a value (write \1=-x for one that begins with -)",

@@ -52,6 +52,7 @@ def main(args: Sequence[str]) -> int:
     structured = structured_outputs(chosen.structured)
     params = options.sampling_params(chosen.sampling, structured_outputs=structured)
     config = EngineConfig(model=chosen.model, seed=params.seed, **options.values_of(chosen.engine))
+    _check_logprobs(params, config, shown=chosen.json)
     prompt = _read_prompt(_the_one(chosen.text, chosen.prompt))
     path = fetch(config.model, config.revision)
     _refuse_long(prompt, config, path)
@@ -76,6 +77,18 @@ def main(args: Sequence[str]) -> int:
         if output.finish_reason == "error":
             raise NoriaError(str(output.stop_reason or "the request failed while it ran; the log above says why"))
     return 0
+
+
+def _check_logprobs(params: SamplingParams, config: EngineConfig, *, shown: bool) -> None:
+    """Before anything is compiled for what the engine would refuse, or nobody would see."""
+    for name in ("logprobs", "prompt_logprobs"):
+        value, flag = getattr(params, name), f"--{name.replace('_', '-')}"
+        if value is None:
+            continue
+        if not shown:
+            raise UsageError(f"{flag} is shown with --json only; add it, or leave {flag} out")
+        if value > config.max_logprobs:
+            raise UsageError(f"{flag} ({value}) exceeds --max-logprobs ({config.max_logprobs}); raise that one")
 
 
 def start(config: EngineConfig, path: Path) -> LLM:

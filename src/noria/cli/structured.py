@@ -16,11 +16,13 @@ def structured_options() -> type:
     """For `parse`."""
     return options.group(
         [
-            options.option("json_schema", str | None, None, "the answer is JSON of the schema in this file"),
+            options.option("json_schema", str | None, None, "the answer is JSON of this schema: a file, or its text"),
             options.option("json_object", bool, False, "the answer is a JSON object"),
             options.option("regex", str | None, None, "the answer matches this regular expression"),
             options.repeated("choice", str, "the answer is this text, or one more that is given so"),
-            options.option("grammar", str | None, None, "the answer follows the grammar (Lark or EBNF) in this file"),
+            options.option(
+                "grammar", str | None, None, "the answer follows this Lark or EBNF grammar: a file, or its text"
+            ),
         ]
     )
 
@@ -50,7 +52,14 @@ def refuse_bad(params: StructuredOutputsParams, tokenizer: Tokenizer) -> None:
         compiler.close()
 
 
-def _read(name: str, path: str) -> str:
+def _read(name: str, given: str) -> str:
+    """given: a path, or the text itself, which begins or contains what no usual path does."""
+    if given.lstrip().startswith(("{", "start:")) or "::=" in given or "\n" in given:
+        return given
+    return _read_file(name, given)
+
+
+def _read_file(name: str, path: str) -> str:
     flag = f"--{name.replace('_', '-')}"
     try:
         return Path(path).read_text(encoding="utf-8")

@@ -153,7 +153,8 @@ class LLM:
         """Answers conversations (one, or a list of them) through the model's chat template.
 
         A message is a dictionary with role and content: a text, or a list of parts like {"type": "text", "text": ...}.
-        template_options: variables for the template.
+        template_options: tools, add_generation_prompt and continue_final_message as in the server's API, and variables
+        for the template, which may also come as a dictionary called chat_template_kwargs.
         """
         return self.generate(self.chat_prompts(messages, **template_options), sampling_params)
 
@@ -161,7 +162,8 @@ class LLM:
         """Token ids of conversations, ready for generate or stream."""
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
-        return [encode_chat(self.tokenizer, conversation, **template_options) for conversation in conversations]
+        options = _template_options(**template_options)
+        return [encode_chat(self.tokenizer, conversation, **options) for conversation in conversations]
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes, so that the next prompts are computed from their first token."""
@@ -237,6 +239,16 @@ class LLM:
         for part in parts:
             result.add(part)
         return result
+
+
+def _template_options(chat_template_kwargs: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    """Raises RequestError for what a template would silently not look at, because it is no variable of any."""
+    for name in ("chat_template", "chat_template_content_format", "lora_request", "use_tqdm"):
+        if options.get(name) not in (None, False):
+            hint = "give it to LLM(chat_template=...)" if name == "chat_template" else "leave it out"
+            raise RequestError(f"{name} is not supported here; {hint}")
+        options.pop(name, None)
+    return {**options, **(chat_template_kwargs or {})}
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -58,7 +58,7 @@ class Request:
     num_preemptions: int = 0
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None  # the stop token or stop string that ended it
+    stop_reason: int | str | None = None  # the stop token or string that ended it, or its own error
     block_hashes: list[bytes] = field(default_factory=list)  # of full blocks of token_ids; filled by `cache`
     # Each a tuple of (token id, log-probability, rank): the token itself, then the likeliest, if asked for.
     logprobs: list[tuple[tuple[int, float, int], ...]] = field(default_factory=list)  # of the generated tokens

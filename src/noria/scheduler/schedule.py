@@ -75,6 +75,10 @@ class GrammarMasks:
     bitmask: np.ndarray  # int32 [rows, ceil(vocabulary / 32)]: bit b of word w is 1 where token 32 * w + b may come
 
 
+# In place of a sampled token, when there is none.
+NO_TOKEN = -1  # the model's output is not a number
+NOTHING_ALLOWED = -3  # the request excludes every token
+
 # (token id, log-probability, rank) of a token, and of the likeliest ones in its place.
 TokenLogprobs = tuple[tuple[int, float, int], ...]
 
@@ -83,7 +87,7 @@ TokenLogprobs = tuple[tuple[int, float, int], ...]
 class StepResult:
     """What a step yields per request, on the host: the tokens sampled (empty while the prompt is unfinished; in a
     burst as many as scheduled, or fewer when the last one ends the request; with drafts those that were right and one
-    more), and log-probabilities for those that asked."""
+    more; NO_TOKEN or NOTHING_ALLOWED where there is none), and log-probabilities for those that asked."""
 
     sampled_token_ids: dict[str, list[int]]
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of the tokens sampled

@@ -21,9 +21,9 @@ from noria.cache.layout import blocks_for_request
 from noria.cache.paged_cache import CacheStats, PagedCache
 from noria.engine.request import FinishReason, Request, RequestStatus
 from noria.errors import ConfigError, RequestError
-from noria.scheduler.answers import take_prompt_logprobs, take_tokens
 from noria.scheduler.plan import Plan, new_request
 from noria.scheduler.policy import Policy, WaitingQueue, order_key
+from noria.scheduler.results import take_prompt_logprobs, take_tokens
 from noria.scheduler.schedule import CachedRequest, Schedule, StepResult
 
 Drafts = Mapping[str, list[int]]

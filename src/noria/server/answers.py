@@ -8,6 +8,7 @@ from typing import Any
 
 from noria.engine.outputs import CompletionOutput, RequestOutput
 from noria.server.generation import Job
+from noria.server.schema.sampling import StreamOptions
 
 
 def envelope(request_id: str, kind: str, model: str) -> dict[str, Any]:
@@ -34,9 +35,11 @@ def usage(results: Sequence[RequestOutput]) -> dict[str, Any]:
 
 
 class UsageCount:
-    """The same while a stream runs."""
+    """The same while a stream runs, for the chunks that tell of it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, options: StreamOptions | None) -> None:
+        self.is_told = options is not None and bool(options.include_usage)
+        self._in_every_chunk = self.is_told and options is not None and bool(options.continuous_usage_stats)
         self._num_prompt_tokens = job.num_prompt_tokens
         self._num_completion_tokens = 0
         self._num_cached_tokens: dict[int, int] = {}  # by prompt
@@ -44,6 +47,13 @@ class UsageCount:
     def add(self, index: int, part: RequestOutput) -> None:
         self._num_completion_tokens += sum(len(output.token_ids) for output in part.outputs)
         self._num_cached_tokens[index] = part.num_cached_tokens
+
+    @property
+    def so_far(self) -> dict[str, Any]:
+        """What a chunk before the last says of it, as fields."""
+        if not self.is_told:
+            return {}
+        return {"usage": self.total if self._in_every_chunk else None}
 
     @property
     def total(self) -> dict[str, Any]:

@@ -44,8 +44,8 @@ async def prepare_chat(state: ServerState, request_id: str, body: ChatBody) -> J
 
 def _prepare(state: ServerState, body: ChatBody) -> tuple[list[int], SamplingParams, Callable[[], AnswerParser]]:
     dialect, tokenizer = state.dialect, state.engine.tokenizer
-    tools = _tool_parser(state, body) if body.offered_tools else None
     text = _render(tokenizer, body)
+    tools = _tool_parser(state, body) if body.offered_tools else None
     thinking = "never" if dialect.reasoning is None else dialect.reasoning.thinking(text)
     shows_special = (tools is not None and dialect.has_special_calls) or dialect.has_special_reasoning
     params = dataclasses.replace(
@@ -99,7 +99,7 @@ def _render(tokenizer: Tokenizer, body: ConversationBody) -> str:
         raise ApiError(
             400,
             "tools: the chat template of this model has no place for tools, so the model would not know of them; use a "
-            "model that was made for tool calls, or leave tools out",
+            "model that was made for tool calls, start the server with --chat-template, or leave tools out",
             param="tools",
         )
     return text

@@ -45,6 +45,8 @@ async def prepare(
     state.check_open()
     engine = state.engine
     engine.check_room(len(prompts) * params.n)
+    if priority is not None and not -(2**63) <= priority < 2**63:
+        raise RequestError("priority must fit 64 bits")
     if priority and engine.facts is not None and engine.facts.scheduling_policy != "priority":
         raise RequestError('priority needs a server that was started with --scheduling-policy "priority"; leave it out')
     if cache_salt == "":
@@ -122,7 +124,7 @@ def _check(part: RequestOutput) -> None:
     """Raises what is told of an answer that did not end by itself."""
     for output in part.outputs:
         if output.finish_reason == "error" and isinstance(output.stop_reason, str):
-            raise RequestError(output.stop_reason)  # its grammar was too much
+            raise RequestError(output.stop_reason)  # what it asked for turned out to be too much
         if output.finish_reason == "error":
             raise NoriaError("the request failed while it ran; the server's log says why")
         if output.finish_reason == "abort":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -146,7 +147,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise NoriaError(f"cannot listen at {host}:{port}: {error.strerror or error}; choose another --port") from None
+        reason = str(error.strerror or error).partition(" (while")[0]  # Python repeats the address there
+        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise NoriaError(f"cannot listen at {host}:{port}: {reason}; choose another {option}") from None
     # Connections inherit it. asyncio would set it only on sockets that were made with a protocol number; without it a
     # small part of a stream waits until the client has acknowledged the one before, which takes up to 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

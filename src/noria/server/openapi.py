@@ -52,6 +52,6 @@ def describe(app: FastAPI) -> dict[str, Any]:
     _, definitions = models_json_schema([(body, "validation") for body in _BODIES], ref_template=_REFERENCE)
     for definition in definitions["$defs"].values():
         for name, schema in definition.get("properties", {}).items():
-            schema.update(_RANGES.get(name, {}))
+            schema.update({**_RANGES.get(name, {}), **schema})  # what a body says of its own field holds
     document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
     return document

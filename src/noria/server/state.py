@@ -44,7 +44,7 @@ class ServerState:
             return name or self.model_names[0]
         raise ApiError(
             404,
-            f"the model {name!r} does not exist here; there is {', '.join(self.model_names)}",
+            f"the model {name!r:.200} does not exist here; there is {', '.join(self.model_names)}",
             param="model",
             code="model_not_found",
         )

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from noria.batch.inputs import SampleInputs
+from noria.scheduler.schedule import NO_TOKEN, NOTHING_ALLOWED
 
 _MASKED = -jnp.inf
-NO_TOKEN = -1
 
 
 def sample(logits: jax.Array, inputs: SampleInputs, num_tokens: int) -> jax.Array:
-    """logits [R, V] float32 -> token ids [R] int32; NO_TOKEN for a row whose logits are not numbers.
+    """logits [R, V] float32 -> token ids [R] int32; NO_TOKEN for a row whose logits are not numbers,
+    NOTHING_ALLOWED for one in which all are masked.
 
     num_tokens: size of the tokenizer's vocabulary; ids from there to V are padding and never sampled. Order of the
     filters: banned tokens, temperature, top-k, top-p (of what top-k left), min-p.
@@ -41,8 +42,9 @@ def choose(logits: jax.Array, inputs: SampleInputs) -> jax.Array:
 
     random = lax.cond(jnp.any(is_random), draw, lambda _: greedy, logits)
     # A NaN or an infinity among the logits says that the model's numbers went wrong: no token is right then.
-    sound = jnp.isfinite(jnp.max(logits, axis=-1))
-    return jnp.where(sound, jnp.where(is_random, random, greedy), NO_TOKEN).astype(jnp.int32)
+    best = jnp.max(logits, axis=-1)
+    none = jnp.where(best == _MASKED, NOTHING_ALLOWED, NO_TOKEN)
+    return jnp.where(jnp.isfinite(best), jnp.where(is_random, random, greedy), none).astype(jnp.int32)
 
 
 def scale_and_filter(logits: jax.Array, inputs: SampleInputs) -> jax.Array:
@@ -76,9 +78,9 @@ def stop_columns(inputs: SampleInputs, vocab: int) -> jax.Array:
 
 
 def ends(token_ids: jax.Array, inputs: SampleInputs) -> jax.Array:
-    """[R] bool: whether the tokens, sampled at inputs.position, end their rows: as stop tokens, or as NO_TOKEN."""
+    """[R] bool: whether the tokens, sampled at inputs.position, end their rows: as stop tokens, or as none."""
     is_stop = jnp.any(_is_stop_id(inputs) & (inputs.stops == token_ids[:, None]), axis=1)
-    return (is_stop & (inputs.position >= inputs.banned_until)) | (token_ids == NO_TOKEN)
+    return (is_stop & (inputs.position >= inputs.banned_until)) | (token_ids < 0)
 
 
 def _is_stop_id(inputs: SampleInputs) -> jax.Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -39,10 +40,10 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise RequestError(f"the chat template is not valid: {_one_line(error)}") from None
 
-    def render(self, **variables: Any) -> str:
+    def render(self, variables: Mapping[str, Any]) -> str:
         """The text. Raises RequestError with the template's own complaint."""
         try:
-            return self._template.render(**variables)
+            return self._template.render(variables)  # by position: a variable may be called `self`
         # a template is a program over the user's messages: whatever it raises is about this request
         except Exception as error:
             raise RequestError(f"the chat template refused the messages: {_one_line(error)}") from None
@@ -53,6 +54,7 @@ def render_chat(
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     **extra: Any,
 ) -> str:
@@ -60,11 +62,16 @@ def render_chat(
 
     messages: dicts with "role" and usually "content": a text, or a list of parts like {"type": "text", "text": ...},
     which become a line each. tools: function schemas, for templates that know them; a model's template named
-    "tool_use" is then preferred. extra: further variables of the template, such as enable_thinking; they come before
-    the special tokens' names. Encode the result with add_special_tokens=False (or use
+    "tool_use" is then preferred. continue_final_message: the prompt ends where the content of the last message does,
+    which must be the assistant's, so that the model goes on with it; add_generation_prompt is then of no meaning.
+    extra: further variables of the template, such as enable_thinking; they come before the special tokens' names.
+    Encode the result with add_special_tokens=False (or use
     `encode_chat`): the template writes the beginning of the sequence itself. Raises RequestError.
     """
     messages = _plain(messages)
+    mark = uuid.uuid4().hex if continue_final_message else ""
+    if mark:
+        messages, add_generation_prompt = _marked(messages, mark), False
     if isinstance(tokenizer_or_template, str):
         template, special_tokens = ChatTemplate(tokenizer_or_template), {}
     else:
@@ -77,9 +84,9 @@ def render_chat(
             "tokenizer_config.json, chat_template.jinja or GGUF metadata has one"
         )
     variables = {"documents": None, **special_tokens, **extra}
-    return template.render(
-        **{**variables, "messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
-    )
+    given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+    text = template.render({**variables, **given})
+    return _until(text, mark) if mark else text
 
 
 def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
@@ -109,6 +116,24 @@ def _plain(messages: Any) -> list[dict[str, Any]]:
         {**message, "content": plain_text(message["content"])} if isinstance(message.get("content"), list) else message
         for message in messages
     ]
+
+
+def _marked(messages: Sequence[Mapping[str, Any]], mark: str) -> list[Mapping[str, Any]]:
+    """The last message with a mark at the end of its content: no template tells where it puts that end."""
+    *earlier, last = messages
+    if last["role"] != "assistant" or not isinstance(last.get("content"), str) or not last["content"]:
+        raise RequestError(
+            "continue_final_message needs a last message of the role assistant with a content that is not empty"
+        )
+    return [*earlier, {**last, "content": last["content"] + mark}]
+
+
+def _until(text: str, mark: str) -> str:
+    if text.count(mark) != 1:
+        raise RequestError(
+            "continue_final_message is not possible: the chat template does not show the last message as it stands"
+        )
+    return text.partition(mark)[0]
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:

@@ -144,6 +144,8 @@ def load_tokenizer(path: Path, chat_template: str | None = None) -> Tokenizer:
 
 def read_template(chat_template: str) -> str:
     """The text of a template that is given as a file or as itself. Raises ConfigError."""
+    if not chat_template:
+        raise ConfigError("chat_template must not be empty; leave it out for the model's own")
     if "{" in chat_template or "\n" in chat_template:
         return chat_template
     try:

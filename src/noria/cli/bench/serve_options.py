@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noria.bench import prompts
@@ -108,6 +110,8 @@ def plan(values: Any) -> Plan:
         raise UsageError("--prompt-format ids does not work with /v1/chat/completions; leave it out")
     if values.save_detailed and values.save_result is None:
         raise UsageError("--save-detailed needs --save-result FILE")
+    for name in ("save_result", "plot"):
+        _refuse_unwritable(name, getattr(values, name))
     from_file = None
     if values.dataset_path is not None:
         from_file = prompts.file_questions(values.dataset_path, values.custom_output_len)
@@ -117,6 +121,16 @@ def plan(values: Any) -> Plan:
     return Plan(
         values, _loads(values), metrics, _percentiles(values), _goals(values.goodput), _extra(values), from_file
     )
+
+
+def _refuse_unwritable(name: str, path: Path | None) -> None:
+    """Before the hour that the runs take."""
+    if path is None:
+        return
+    target = path if path.exists() else path.parent
+    if path.is_dir() or not target.exists() or not os.access(target, os.W_OK):
+        flag = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{flag} {path} cannot be written; name a file in a folder that exists and is yours")
 
 
 def _loads(values: Any) -> tuple[Load, ...]:

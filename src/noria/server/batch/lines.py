@@ -25,6 +25,7 @@ class _Request(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     stream: Any = None
+    background: Any = None  # its answer would be lost with the engine
 
 
 class _Response(msgspec.Struct):
@@ -37,13 +38,15 @@ class _Result(msgspec.Struct):
     response: _Response | None
 
 
-class Usage(msgspec.Struct):
+class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    input_tokens: int = 0  # what /v1/responses calls them
+    output_tokens: int = 0
 
 
 class _Answer(msgspec.Struct):
-    usage: Usage | None = None
+    usage: _Usage | None = None
 
 
 class _Wrong(Exception):
@@ -90,15 +93,16 @@ def parse(number: int, raw: bytes) -> Line:
     try:
         request = msgspec.json.decode(_without_bom(number, raw), type=_Request)
         body = bytes(request.body)
-        stream = msgspec.json.decode(body, type=_Body).stream
+        asked = msgspec.json.decode(body, type=_Body)
         if not request.custom_id:
             raise _Wrong("custom_id must not be empty")
         if request.method != "POST":
             raise _Wrong(f"method must be POST, not {request.method!r}")
         if request.url not in URLS:
             raise _Wrong(f"url must be {' or '.join(URLS)}, not {request.url!r}")
-        if stream:
-            raise _Wrong("body: stream does not work in a batch; leave it out")
+        for name in _Body.__struct_fields__:
+            if getattr(asked, name):
+                raise _Wrong(f"body: {name} does not work in a batch; leave it out")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, _Wrong) as error:
         return Line(number, custom_id, error=f"line {number}: {error}")
     return Line(number, custom_id, request.url, body)
@@ -133,5 +137,7 @@ def read_result(raw: bytes) -> tuple[str, bool]:
     return key, found.response is not None and found.response.status_code == 200
 
 
-def usage_of(body: bytes) -> Usage:
-    return msgspec.json.decode(body, type=_Answer).usage or Usage()
+def tokens_of(body: bytes) -> tuple[int, int]:
+    """Of the prompts and of the answers."""
+    usage = msgspec.json.decode(body, type=_Answer).usage or _Usage()
+    return usage.prompt_tokens or usage.input_tokens, usage.completion_tokens or usage.output_tokens

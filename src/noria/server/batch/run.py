@@ -18,7 +18,7 @@ from noria.engine.client import EngineClient
 from noria.errors import EngineDeadError
 from noria.server.app import create_app
 from noria.server.batch.files import Input, Output
-from noria.server.batch.lines import Line, refusal, result, usage_of
+from noria.server.batch.lines import Line, refusal, result, tokens_of
 from noria.server.metrics import ServerMetrics
 from noria.server.settings import ServerConfig
 from noria.server.state import ServerState
@@ -74,7 +74,7 @@ async def run_batch(
         if engine.facts is None:
             running.result()
             raise EngineDeadError("the engine has ended before it was ready")
-        most = max_concurrency or 2 * engine.facts.max_num_seqs
+        most = min(max_concurrency or 2 * engine.facts.max_num_seqs, len(source.keys))
         transport = httpx.ASGITransport(app=create_app(state))
         async with httpx.AsyncClient(transport=transport, base_url="http://batch", timeout=None) as http:
             return await answer_all(http, source.lines(output.done), output, most, progress)
@@ -128,10 +128,10 @@ async def _answer(http: httpx.AsyncClient, line: Line, output: Output, tally: Ta
     if response.status_code != 200:
         tally.failed += 1
         return
-    usage = usage_of(response.content)
+    prompt_tokens, completion_tokens = tokens_of(response.content)
     tally.answered += 1
-    tally.prompt_tokens += usage.prompt_tokens
-    tally.completion_tokens += usage.completion_tokens
+    tally.prompt_tokens += prompt_tokens
+    tally.completion_tokens += completion_tokens
 
 
 def _message(response: httpx.Response) -> str:

@@ -73,16 +73,14 @@ class _Writer:
 
     async def stream(self) -> AsyncGenerator[bytes]:
         head = envelope(self._job.request_id, "chat.completion.chunk", self._model)
-        with_usage = self._body.stream_options is not None and bool(self._body.stream_options.include_usage)
-        no_usage = {"usage": None} if with_usage else {}
-        count = UsageCount(self._job)
+        count = UsageCount(self._job, self._body.stream_options)
         async with aclosing(generation.run(self._state, self._job)) as parts:
             async for index, part in parts:
                 count.add(index, part)
                 for output in part.outputs:
                     if (choice := self._chunk(output)) is not None:
-                        yield event({**head, "choices": [choice], **no_usage})
-        if with_usage:
+                        yield event({**head, "choices": [choice], **count.so_far})
+        if count.is_told:
             yield event({**head, "choices": [], "usage": count.total})
 
     def _chunk(self, output: CompletionOutput) -> dict[str, Any] | None:

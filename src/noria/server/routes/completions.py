@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -61,6 +61,8 @@ class _Writer:
 
     async def whole(self) -> dict[str, Any]:
         results = await generation.collect(self._state, self._job)
+        if self._body.only_echoes:
+            _drop_answers(results)
         for prompt_index, result in enumerate(results):
             self._keep_prompt_logprobs(prompt_index, result)
         choices = [
@@ -71,11 +73,11 @@ class _Writer:
         return {**self._envelope, "choices": choices, "usage": usage(results)}
 
     async def stream(self) -> AsyncGenerator[bytes]:
-        with_usage = self._body.stream_options is not None and bool(self._body.stream_options.include_usage)
-        no_usage = {"usage": None} if with_usage else {}
-        count, begun = UsageCount(self._job), set[tuple[int, int]]()
+        count, begun = UsageCount(self._job, self._body.stream_options), set[tuple[int, int]]()
         async with aclosing(generation.run(self._state, self._job)) as parts:
             async for prompt_index, part in parts:
+                if self._body.only_echoes:
+                    _drop_answers([part])
                 count.add(prompt_index, part)
                 self._keep_prompt_logprobs(prompt_index, part)
                 for output in part.outputs:
@@ -83,8 +85,8 @@ class _Writer:
                     choice = self._choice(prompt_index, output, is_first=is_first)
                     if choice["text"] or output.finish_reason or choice["logprobs"] or "token_ids" in choice:
                         begun.add((prompt_index, output.index))
-                        yield event({**self._envelope, "choices": [choice], **no_usage})
-        if with_usage:
+                        yield event({**self._envelope, "choices": [choice], **count.so_far})
+        if count.is_told:
             yield event({**self._envelope, "choices": [], "usage": count.total})
 
     def _choice(self, prompt_index: int, output: CompletionOutput, *, is_first: bool) -> dict[str, Any]:
@@ -96,7 +98,7 @@ class _Writer:
             "index": index,
             "text": text,
             "logprobs": self._logprobs_of(index, prompt_index, output),
-            **ending(output),
+            **({"finish_reason": "length", "stop_reason": None} if self._body.only_echoes else ending(output)),
         }
         if self._body.prompt_logprobs is not None and not self._body.stream:
             choice["prompt_logprobs"] = self._prompt_logprobs.get(prompt_index)
@@ -128,3 +130,16 @@ class _Writer:
             return prompt.text
         skip = self._job.params.skip_special_tokens
         return self._state.engine.tokenizer.decode(prompt.token_ids, skip_special_tokens=skip)
+
+
+def _drop_answers(results: Iterable[RequestOutput]) -> None:
+    """What is left is the prompt."""
+    for result in results:
+        result.outputs = [
+            CompletionOutput(
+                output.index,
+                finish_reason=output.finish_reason,
+                logprobs=None if output.logprobs is None else [],
+            )
+            for output in result.outputs
+        ]

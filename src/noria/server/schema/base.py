@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from noria.errors import RequestError
 
+_MAX_NAME = 80  # characters of a name that are repeated
+
 
 class FieldError(RequestError):
     """A complaint about a part of a body that is checked by hand."""
@@ -18,6 +20,14 @@ class FieldError(RequestError):
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)
         self.path = path  # like messages[0].content
+
+
+class UnsupportedError(RequestError):
+    """A parameter of the API that is not here, with a value that asks for something."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is not supported; leave it out")
+        self.name = name
 
 
 class Body(BaseModel):
@@ -38,7 +48,7 @@ class Body(BaseModel):
         kept = {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in content.items()}
         for name in content.keys() & cls.NEUTRAL.keys():
             if not any(_same(content[name], value) for value in (None, *cls.NEUTRAL[name])):
-                raise RequestError(f"{name} is not supported; leave it out")
+                raise UnsupportedError(name)
             del kept[name]
         return kept
 
@@ -56,7 +66,7 @@ def describe_invalid(error: ValidationError, model: type[BaseModel]) -> tuple[st
         case "extra_forbidden":
             near = difflib.get_close_matches(str(first["loc"][-1]), model.model_fields, n=1)
             hint = f"; did you mean {near[0]}?" if near and len(first["loc"]) == 1 else ""
-            return f"{path} is not supported{hint}", path
+            return f"{_short(path) or 'a field without a name'} is not supported{hint}", path
         case "missing":
             return f"{path} is missing", path
         case "value_error":
@@ -64,9 +74,17 @@ def describe_invalid(error: ValidationError, model: type[BaseModel]) -> tuple[st
             message = str(cause)
             if isinstance(cause, FieldError):
                 return message, cause.path
+            if isinstance(cause, UnsupportedError) and path:
+                path = f"{path}.{cause.name}"
+                return str(UnsupportedError(path)), path
             return message, path or _field_named(message, model)
     message = first["msg"]
     return f"{path}: {message[:1].lower()}{message[1:]}", path
+
+
+def _short(name: str | None) -> str | None:
+    """Whatever a client may call a field."""
+    return name if name is None or len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}..."
 
 
 def _path(location: tuple[int | str, ...]) -> str | None:

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema, model_va
 
 from noria.errors import RequestError
 from noria.server.schema.base import Body
-from noria.server.schema.sampling import UNSUPPORTED, SamplingBody, StreamOptions
+from noria.server.schema.sampling import UNSUPPORTED, AnsweredBody
 from noria.server.schema.tools import ToolBody, ToolCallBody, ToolChoice
 from noria.text.content import plain_text
 
@@ -28,6 +28,11 @@ _CONTENT_SCHEMA: Mapping[str, Any] = {
         },
     ]
 }
+
+# What render_chat has as parameters of its own.
+_NO_VARIABLES = frozenset(
+    ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenizer_or_template")
+)
 
 
 def _describe_roles(schema: dict[str, Any]) -> None:
@@ -62,10 +67,11 @@ class Message(Body):
     @model_validator(mode="before")
     @classmethod
     def _fill_content(cls, content: Any) -> Any:
-        """An assistant that calls need not say anything."""
-        if isinstance(content, dict) and content.get("content") is None and content.get("tool_calls"):
-            return {**content, "content": ""}
-        return content
+        """An assistant that calls or thinks need not say anything: such a message of this server has no content."""
+        if not isinstance(content, dict) or content.get("content") is not None:
+            return content
+        is_silent = content.get("role") == "assistant" and "content" in content
+        return {**content, "content": ""} if is_silent or content.get("tool_calls") else content
 
     @model_validator(mode="after")
     def _check(self) -> Message:
@@ -98,6 +104,9 @@ class ConversationBody(Body):
     messages: list[Message] = Field(min_length=1)
     tools: list[ToolBody] | None = Field(None, description="functions that the model may call")
     add_generation_prompt: bool | None = Field(None, description="end the prompt where an answer begins; true")
+    continue_final_message: bool | None = Field(
+        None, description="go on with the last message, which is the assistant's, instead of a new one"
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="further variables of the template")
 
     @model_validator(mode="after")
@@ -115,9 +124,17 @@ class ConversationBody(Body):
 
     def template_options(self) -> dict[str, Any]:
         given = self.chat_template_kwargs or {}
-        if taken := given.keys() & {"messages", "tools", "add_generation_prompt", "tokenizer_or_template"}:
+        if taken := given.keys() & _NO_VARIABLES:
             raise RequestError(f"chat_template_kwargs must not contain {sorted(taken)[0]}")
-        return {**given, "add_generation_prompt": self.add_generation_prompt is not False}
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt do not work together; leave one of them out"
+            )
+        return {
+            **given,
+            "add_generation_prompt": self.add_generation_prompt is not False,
+            "continue_final_message": bool(self.continue_final_message),
+        }
 
     def template_messages(self, *, arguments_as_text: bool = False) -> list[dict[str, Any]]:
         """arguments_as_text: of calls, instead of an object. A tool's answer gets its name, which templates show."""
@@ -132,7 +149,7 @@ class ConversationBody(Body):
         return [tool.for_template() for tool in self.tools or ()]
 
 
-class ChatBody(SamplingBody, ConversationBody):
+class ChatBody(AnsweredBody, ConversationBody):
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         {
             **UNSUPPORTED,
@@ -142,12 +159,12 @@ class ChatBody(SamplingBody, ConversationBody):
             "functions": ([],),
             "function_call": ("none", "auto"),
             "reasoning_effort": (),
-            "verbosity": (),
+            "verbosity": ("medium",),
+            "prompt_cache_retention": ("in_memory",),
             "web_search_options": (),
             "store": (False,),
             "metadata": ({},),
             "echo": (False,),
-            "continue_final_message": (False,),
             "add_special_tokens": (False,),
             "chat_template": (),
             "documents": ([],),
@@ -162,23 +179,17 @@ class ChatBody(SamplingBody, ConversationBody):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call in an answer")
     include_reasoning: bool | None = Field(None, description="false: answer without what the model thought")
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = Field(None, description="changes nothing")
-    priority: int | None = Field(None, description='for the scheduling policy "priority": the lower comes first')
-    cache_salt: str | None = Field(None, description="only requests of one salt share cached prefixes")
-    return_token_ids: bool | None = Field(None, description="answer with the token ids as well")
+    safety_identifier: str | None = Field(None, description="changes nothing")
+    prompt_cache_key: str | None = Field(None, description="changes nothing: every prefix is looked up")
 
     @model_validator(mode="after")
     def _check(self) -> ChatBody:
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options is for streams; set stream, or leave it out")
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise RequestError("max_tokens is the older name of max_completion_tokens; give one of them")
         if self.stream and self.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs does not work with stream; leave one of them out")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs; set logprobs to true, or leave it out")
         self._check_choice()
         self._params = self.sampling_params(

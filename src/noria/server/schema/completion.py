@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from noria.errors import RequestError
-from noria.server.schema.sampling import UNSUPPORTED, SamplingBody, StreamOptions, is_token_ids
+from noria.server.schema.sampling import UNSUPPORTED, AnsweredBody, is_token_ids
 
 Prompts = list[str | list[int]]
 _TEXT: Mapping[str, Any] = {"type": "string", "minLength": 1}
@@ -40,31 +40,34 @@ def _prompts(value: Any) -> Prompts:
     return value
 
 
-class CompletionBody(SamplingBody):
-    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType({**UNSUPPORTED, "suffix": ("",)})
+class CompletionBody(AnsweredBody):
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
+        {**UNSUPPORTED, "suffix": ("",), "add_special_tokens": (True,)}
+    )
 
     model: str | None = None
     prompt: Annotated[Any, PlainValidator(_prompts), WithJsonSchema(dict(_PROMPT_SCHEMA))]
-    max_tokens: int | None = Field(None, description="16 when left out")
+    max_tokens: int | None = Field(
+        None,
+        description="16 when left out; 0 with echo: the prompt alone",
+        json_schema_extra={"minimum": 0},
+    )
     logprobs: int | None = Field(None, description="log-probabilities of each token, and of so many of the likeliest")
     echo: bool | None = Field(None, description="begin every answer with its prompt")
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = Field(None, description="changes nothing")
-    priority: int | None = Field(None, description='for the scheduling policy "priority": the lower comes first')
-    cache_salt: str | None = Field(None, description="only requests of one salt share cached prefixes")
-    return_token_ids: bool | None = Field(None, description="answer with the token ids as well")
 
     @model_validator(mode="after")
     def _check(self) -> CompletionBody:
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options is for streams; set stream, or leave it out")
         if self.stream and self.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs does not work with stream; echo with logprobs does")
         if self.echo and self.logprobs is not None:
             if self.prompt_logprobs not in (None, self.logprobs):
                 raise RequestError("prompt_logprobs must be equal to logprobs when both are shown with echo")
             self.prompt_logprobs = self.logprobs
-        limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        limit = {} if self.max_tokens is None else {"max_tokens": 1 if self.only_echoes else self.max_tokens}
         self._params = self.sampling_params(logprobs=self.logprobs, **limit)
         return self
+
+    @property
+    def only_echoes(self) -> bool:
+        """The prompt is to be shown, and perhaps scored. The engine generates one token at least, which is dropped."""
+        return bool(self.echo) and self.max_tokens == 0

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, ValidationInfo, WithJsonSchema
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from noria.config import SamplingParams
 from noria.errors import RequestError
 from noria.server.schema.base import Body
 from noria.server.schema.structured import StructuredBody
+
+_MAX_DIGITS = 18  # of 64 bits
 
 
 def _logit_bias(value: Any) -> Any:
@@ -22,9 +32,11 @@ def _logit_bias(value: Any) -> Any:
 
 
 def _token_id(key: Any) -> int:
-    if isinstance(key, str) and key.isdecimal():
+    if isinstance(key, int):  # a body that was checked before, as part of another
+        return key
+    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS:
         return int(key)
-    raise RequestError(f"logit_bias: {key!r} is not a token id")
+    raise RequestError(f"logit_bias: {key!r:.80} is not a token id")
 
 
 def _stop(value: Any) -> Any:
@@ -72,6 +84,7 @@ class SamplingBody(StructuredBody):
     logit_bias: LogitBias | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: TokenIds | None = None
+    bad_token_ids: TokenIds | None = Field(None, description="tokens that are not sampled")
     min_tokens: int | None = None
     stop: Stop = None
     stop_token_ids: TokenIds | None = None
@@ -101,7 +114,27 @@ class SamplingBody(StructuredBody):
 
 
 class StreamOptions(Body):
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType({"include_obfuscation": (False,)})
+
     include_usage: bool | None = Field(None, description="send the token counts in a last chunk")
+    continuous_usage_stats: bool | None = Field(None, description="and those so far in every chunk; with include_usage")
+
+
+class AnsweredBody(SamplingBody):
+    """What completions and chats say of how they are answered."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, description="changes nothing")
+    priority: int | None = Field(None, description='for the scheduling policy "priority": the lower comes first')
+    cache_salt: str | None = Field(None, description="only requests of one salt share cached prefixes")
+    return_token_ids: bool | None = Field(None, description="answer with the token ids as well")
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options is for streams; set stream, or leave it out")
+        return self
 
 
 # Parameters of the API, or of vLLM's, that this server does not have; base.Body.NEUTRAL explains the values.

@@ -24,7 +24,7 @@ class TokenizeBody(ConversationBody):
         if (self.prompt is None) == (self.messages is None):
             raise RequestError("prompt or messages must be given, and not both")
         if self.messages is None:
-            for name in ("add_generation_prompt", "chat_template_kwargs", "tools"):
+            for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"):
                 if getattr(self, name) is not None:
                     raise RequestError(f"{name} is for messages; leave it out")
         elif self.add_special_tokens is not None:

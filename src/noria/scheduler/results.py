@@ -1,13 +1,18 @@
-"""What a request takes of a step's result."""
+"""What requests take of the results of a step."""
 
 from __future__ import annotations
 
 import logging
 
 from noria.engine.request import FinishReason, Request
-from noria.scheduler.schedule import StepResult
+from noria.scheduler.schedule import NOTHING_ALLOWED, StepResult
 
 _log = logging.getLogger(__name__)
+_NO_NUMBER = "no token can be sampled, because the model's output is not a number; are its weights damaged?"
+_NOTHING_ALLOWED = (
+    "no token can be sampled: structured_outputs, allowed_token_ids, bad_words, bad_token_ids and (before min_tokens) "
+    "stop tokens exclude all of them together; leave one of them out"
+)
 
 
 def take_tokens(request: Request, result: StepResult, least: int, most: int) -> list[int]:
@@ -18,12 +23,9 @@ def take_tokens(request: Request, result: StepResult, least: int, most: int) -> 
     sampled = result.sampled_token_ids.get(request.request_id, [])
     for count, token_id in enumerate(sampled, 1):
         if token_id < 0:
-            _log.error(
-                "request %s: no token can be sampled; either the model's output is not a number (are its weights "
-                "damaged?), or the request excludes every token",
-                request.request_id,
-            )
-            request.finish(FinishReason.ERROR)
+            why = _NOTHING_ALLOWED if token_id == NOTHING_ALLOWED else None
+            _log.error("request %s: %s", request.request_id, why or _NO_NUMBER)
+            request.finish(FinishReason.ERROR, why)
             return sampled[: count - 1]
         if request.sampling_params.logprobs is not None:
             request.logprobs.append(result.logprobs[request.request_id][count - 1])
