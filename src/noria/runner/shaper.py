@@ -34,7 +34,7 @@ class Shaper:
         self._programs = programs
         self._clock = clock
         self._dtype = dtype
-        self._num_rows = rows
+        self._num_logit_rows = steps.shape.num_logit_rows
         self._prompt_rows = min(_PROMPT_ROWS, rows)
         self._placement = placement
         by_token = placement.split((None, rows), ("vocab", self._config.vocab_size))
@@ -74,7 +74,7 @@ class Shaper:
     def sample(
         self, weights: Any, hidden: jax.Array, sampled: jax.Array, inputs: StepInputs, mask: np.ndarray | None
     ) -> tuple[jax.Array, jax.Array]:
-        """Dispatches StepPrograms.sample_shaped: token ids [max_num_seqs], and scores of the step's rows.
+        """Dispatches StepPrograms.sample_shaped: token ids, and scores of the rows of the head pass.
 
         mask: int32 [R, W], see apply_mask; None where no row has a grammar.
         """
@@ -133,7 +133,7 @@ class Shaper:
     def _sample_job(self, weights: Any, inputs: StepInputs) -> Callable[[], Any]:
         mask = jax.ShapeDtypeStruct((inputs.num_rows, self.mask_width), jnp.int32)
         packed = self._placement.host((inputs.sample, inputs.shaping, mask))
-        arguments = (weights, self._states(self._num_rows), self._shapes, self._sampled, *packed)
+        arguments = (weights, self._states(self._num_logit_rows), self._shapes, self._sampled, *packed)
         return lambda: self._sample.lower(*arguments).compile()
 
     def _pick_job(self, num_tokens: int) -> Callable[[], Any]:
