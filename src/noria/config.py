@@ -239,6 +239,8 @@ class EngineConfig:
     seed: int | None = None  # of random weights and of requests that bring no seed of their own
     device: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
     tensor_parallel_size: int = 1  # devices that share the matrices, heads and vocabulary of the model
+    data_parallel_size: int = 1  # copies of the model, each with a share of the requests; the one axis across slices
+    attention_data_parallel_size: int = 1  # parts of a copy that split attention by request, and the rest like tensors
     device_order: tuple[int, ...] = ()  # ids of the devices to use, in the order of the shards; (): as they come
 
     max_model_len: int | None = None  # tokens of prompt and output together
@@ -279,7 +281,7 @@ class EngineConfig:
             if not is_a(value, kind):
                 raise ConfigError(f"{field} must be {describe(kind)}, not {value!r}")
         positive = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks_override")
-        for name in (*positive, "kv_cache_memory_bytes", "compile_threads", "tensor_parallel_size"):
+        for name in (*positive, "kv_cache_memory_bytes", "compile_threads", *_PARALLEL):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
@@ -298,6 +300,15 @@ class EngineConfig:
             raise ConfigError(f"extra_token_buckets must be sizes of at least 2, not {self.extra_token_buckets}")
         if not 0 < self.memory_utilization <= 1:
             raise ConfigError(f"memory_utilization must be in (0, 1], not {self.memory_utilization}")
+
+    @property
+    def num_ranks(self) -> int:
+        """Groups of devices that each keep requests of their own."""
+        return self.data_parallel_size * self.attention_data_parallel_size
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_ranks * self.tensor_parallel_size
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
@@ -329,8 +340,15 @@ class EngineConfig:
                 f"max_model_len ({max_model_len}) exceeds the {limits.max_position_embeddings} positions "
                 "the model was made for; lower it"
             )
-        max_num_seqs = self.max_num_seqs or (64 if on_cpu else 256)
-        budget = self.max_num_batched_tokens or max(512 if on_cpu else 2048, max_num_seqs)
+        copies, ranks = self.data_parallel_size, self.num_ranks
+        max_num_seqs = self.max_num_seqs or -(-copies * (64 if on_cpu else 256) // ranks) * ranks
+        if max_num_seqs % ranks:
+            raise ConfigError(
+                f"max_num_seqs ({max_num_seqs}) must be a multiple of data_parallel_size x "
+                f"attention_data_parallel_size ({ranks}), which have equal shares of it; use "
+                f"{-(-max_num_seqs // ranks) * ranks}"
+            )
+        budget = self.max_num_batched_tokens or max(copies * (512 if on_cpu else 2048), max_num_seqs)
         if budget < max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({max_num_seqs}), so that every "
@@ -369,6 +387,7 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noria"
 
 
+_PARALLEL = ("data_parallel_size", "attention_data_parallel_size", "tensor_parallel_size")
 _PATHS = ("model", "tokenizer", "chat_template", "compile_cache_dir")  # strings that may be given as a Path
 
 # Parameters of vLLM and OpenAI that have no meaning here.

@@ -19,10 +19,10 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def _views(buffer: Any, shapes: Shapes) -> dict[str, Any]:
-    """Slices of a flat buffer (numpy: views; traced: static slices) by name."""
+    """Slices of the last axis of a buffer (numpy: views; traced: static slices) by name."""
     views, start = {}, 0
     for name, shape in shapes:
-        views[name] = buffer[start : start + math.prod(shape)].reshape(shape)
+        views[name] = buffer[..., start : start + math.prod(shape)].reshape((*buffer.shape[:-1], *shape))
         start += math.prod(shape)
     return views
 
@@ -33,25 +33,33 @@ def _size(shapes: Shapes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """The sizes that an engine keeps for its whole life."""
+    """The sizes that an engine keeps for its whole life, of one of its ranks. Row r * R + i of the batch is row i of
+    rank r; arrays of all ranks are rank-major like that."""
 
-    num_rows: int  # R: max_num_seqs
+    num_rows: int  # R: requests
     num_groups: int  # G: cache groups
     num_blocks: int  # B: entries of a block table, enough for max_model_len
     num_drafts: int = 0  # most drafts of a step
+    num_ranks: int = 1
 
     @property
     def num_logit_rows(self) -> int:
         """L: most rows of a head pass: one for each row, and one for each draft."""
         return self.num_rows + self.num_drafts
 
+    @property
+    def all_rows(self) -> int:
+        """Of all ranks: max_num_seqs."""
+        return self.num_ranks * self.num_rows
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """int32 arrays of one forward pass (T tokens, R rows); padding as RaggedBatch says. Arrays of numpy or of jax."""
+    """int32 arrays of one forward pass of one rank (T tokens, R rows); padding as RaggedBatch says. Arrays of numpy or
+    of jax."""
 
     token_ids: Any  # [T]
-    token_sources: Any  # [T]: the token's place among those the step before sampled; -1 where token_ids has it
+    token_sources: Any  # [T]: the token's place among all that the step before sampled; -1 where token_ids has it
     positions: Any  # [T]
     token_rows: Any  # [T]
     query_start: Any  # [R + 1]
@@ -84,6 +92,19 @@ class ForwardInputs:
     @classmethod
     def unpack(cls, buffer: Any, shape: BatchShape, num_tokens: int) -> ForwardInputs:
         return cls(**_views(buffer, cls.shapes(shape, num_tokens)))
+
+    @classmethod
+    def of_ranks(cls, buffer: Any, shape: BatchShape) -> ForwardInputs:
+        """From the buffers of all ranks, one behind the other: the arrays of all ranks, one behind the other. What they
+        name (rows, tokens, blocks) is counted from the beginning of the rank's part."""
+        ranks = shape.num_ranks
+        num_tokens = cls.num_tokens(buffer.shape[0] // ranks, shape)
+        if ranks == 1:
+            return cls.unpack(buffer, shape, num_tokens)
+        views = _views(buffer.reshape(ranks, -1), cls.shapes(shape, num_tokens))
+        tables = views.pop("block_tables").swapaxes(0, 1)  # [G, ranks, R, B]
+        flat = {name: view.reshape(-1) for name, view in views.items()}
+        return cls(**flat, block_tables=tables.reshape(tables.shape[0], -1, tables.shape[-1]))
 
     @classmethod
     def num_tokens(cls, buffer_size: int, shape: BatchShape) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from noria.batch.buckets import Buckets, pick
-from noria.batch.inputs import ForwardInputs, SampleInputs, ShapingInputs
+from noria.batch.inputs import BatchShape, ForwardInputs, SampleInputs, ShapingInputs
 from noria.batch.persistent import PersistentBatch
 from noria.scheduler.schedule import Schedule
 
@@ -29,19 +31,21 @@ class PromptPart:
 class StepInputs:
     """The inputs of one step, ready for upload, and what the host must know to read its outputs."""
 
-    forward: np.ndarray  # int32, see ForwardInputs
+    forward: np.ndarray  # int32, see ForwardInputs.of_ranks
     sample: np.ndarray  # int32, see SampleInputs
-    num_tokens: int  # token bucket
-    num_rows: int  # request bucket
-    rows: np.ndarray  # [n]: row of the persistent batch behind each row of the step
+    num_tokens: int  # token bucket, times the number of ranks
+    num_rows: int  # request bucket, times the number of ranks
+    rows: np.ndarray  # [n]: row of the persistent batch behind each row of the step; those of a rank are together
     samples: np.ndarray  # [n] bool: false where the prompt is still unfinished and the sampled token is dropped
     steps: np.ndarray  # [n]: tokens that each row may get: 1 but in a burst, or with drafts
     is_burst: bool  # its token bucket is its request bucket
     shaping: np.ndarray | None = None  # int32, see ShapingInputs; None where no row needs it
     num_logprobs: np.ndarray | None = None  # [n]: how many are asked for; -1 for none. None where shaping is
     prompt: PromptPart | None = None
-    # [most, n]: rows of the head pass of each row, -1 where it has fewer. None without drafts, when they are the same.
+    # [most, n]: rows of the head pass of each row, -1 where it has fewer. None where they are the same: without drafts,
+    # on one rank.
     places: np.ndarray | None = None
+    has_drafts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +76,28 @@ def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepIn
 
     With scheduled tokens [4, 100, 3, 100, 2], of which the last [3, 0, 2, 0, 1] are drafts, the tokens that are sampled
     behind are [0 1 2 3, 103, 104 105 106, 206, 207 208]: those before a draft show whether it is right.
+
+    Every rank has as many tokens and rows as the one that has the most: those of rank r begin at r times that.
     """
     scheduled = schedule.num_scheduled_tokens
     rows = np.fromiter((batch.row(request_id) for request_id in scheduled), np.int64, len(scheduled))
     counts = np.fromiter(scheduled.values(), np.int64, len(scheduled))
     steps, counts = (counts, np.ones_like(counts)) if schedule.is_burst else (np.ones_like(counts), counts)
     # Decode rows first, each with one token (a last chunk of one token is a decode to the attention kernel).
-    order = np.argsort(counts > 1, kind="stable")
+    order = _order(rows, counts > 1, batch.shape)
     rows, counts, steps = rows[order], counts[order], steps[order]
+    parts = _parts(rows, batch.shape)
     drafts = schedule.draft_token_ids
     num_drafts = np.array([len(drafts.get(request_id, ())) for request_id in scheduled])[order] if drafts else None
     head = None if num_drafts is None else _HeadRows.of(num_drafts)
-    num_decodes = int(np.count_nonzero(counts == 1))
-    num_rows = pick(buckets.requests, len(rows)) if head is None else pick(buckets.with_drafts, len(head.rows))
-    num_tokens = num_rows if schedule.is_burst else pick(buckets.tokens, int(counts.sum()))
-    forward = _pack_forward(batch, num_tokens, rows, counts, num_decodes, head)
+    head_rows = [part.stop - part.start + (0 if num_drafts is None else int(num_drafts[part].sum())) for part in parts]
+    height = pick(buckets.requests if head is None else buckets.with_drafts, max(head_rows))
+    width = height if schedule.is_burst else pick(buckets.tokens, max(int(counts[part].sum()) for part in parts))
+    buffers = [
+        _pack_forward(batch, width, rows[p], counts[p], None if num_drafts is None else _HeadRows.of(num_drafts[p]))
+        for p in parts
+    ]
+    at = slice(head_rows[0]) if len(parts) == 1 else rank_major(head_rows, height)
     ends = batch.num_computed[rows] + counts
     samples = ends >= batch.num_tokens[rows]
     # The sampled token of an unfinished prompt is dropped, so it need not be the right one.
@@ -97,20 +108,51 @@ def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepIn
     if head is not None:
         sampling = rows[head.rows], ends[head.rows] - head.back, samples[head.rows]
         steps = steps + num_drafts
+    num_rows = height * len(parts)
     return StepInputs(
-        forward=forward,
-        sample=_pack_sample(batch, *sampling[:2], steps if head is None else None, num_rows, head),
-        num_tokens=num_tokens,
+        forward=buffers[0] if len(buffers) == 1 else np.concatenate(buffers),
+        sample=_pack_sample(batch, *sampling[:2], steps if head is None else None, num_rows, at, head),
+        num_tokens=width * len(parts),
         num_rows=num_rows,
         rows=rows,
         samples=samples,
         steps=steps,
         is_burst=schedule.is_burst,
-        shaping=_pack_shaping(batch, *sampling, num_rows) if shaped else None,
+        shaping=_pack_shaping(batch, *sampling, num_rows, at) if shaped else None,
         num_logprobs=batch.num_logprobs[rows] if shaped else None,
-        prompt=_prompt_part(batch, rows, counts) if (batch.num_prompt_logprobs[rows] >= 0).any() else None,
-        places=None if head is None else head.places,
+        prompt=_prompt_part(batch, rows, counts, parts, width)
+        if (batch.num_prompt_logprobs[rows] >= 0).any()
+        else None,
+        places=_places(head, at),
+        has_drafts=head is not None,
     )
+
+
+def rank_major(sizes: Sequence[int], width: int) -> np.ndarray:
+    """Where the entries of each rank, sizes[r] of them, lie in an array in which every rank has `width`. By them what
+    the device yields comes back to the order of the rows of the step, in which nothing is padding."""
+    return np.concatenate([rank * width + np.arange(size) for rank, size in enumerate(sizes)])
+
+
+def _order(rows: np.ndarray, is_prefill: np.ndarray, shape: BatchShape) -> np.ndarray:
+    if shape.num_ranks == 1:
+        return np.argsort(is_prefill, kind="stable")
+    return np.lexsort((is_prefill, rows // shape.num_rows))
+
+
+def _parts(rows: np.ndarray, shape: BatchShape) -> list[slice]:
+    """The rows of each rank, in the order of _order."""
+    if shape.num_ranks == 1:
+        return [slice(0, len(rows))]
+    ends = np.cumsum(np.bincount(rows // shape.num_rows, minlength=shape.num_ranks)).tolist()
+    return [slice(begin, end) for begin, end in zip([0, *ends], ends)]
+
+
+def _places(head: _HeadRows | None, at: Any) -> np.ndarray | None:
+    """See StepInputs. at: of all rows of the head pass, their places in it."""
+    if isinstance(at, slice):
+        return None if head is None else head.places
+    return at[None] if head is None else np.where(head.places >= 0, at[head.places], -1)
 
 
 def _pack_forward(
@@ -118,9 +160,9 @@ def _pack_forward(
     num_tokens: int,
     rows: np.ndarray,
     counts: np.ndarray,
-    num_decodes: int,
     head: _HeadRows | None,
 ) -> np.ndarray:
+    """Of one rank."""
     n, total = len(rows), int(counts.sum())
     buffer, inputs = ForwardInputs.allocate(batch.shape, num_tokens)
     starts = np.concatenate([[0], np.cumsum(counts)])  # [n + 1]
@@ -140,6 +182,7 @@ def _pack_forward(
     inputs.logit_rows[: len(last)] = last
     widest = int(batch.num_blocks[:, rows].max(initial=0))
     inputs.block_tables[:, :n, :widest] = batch.block_tables[:, rows, :widest]
+    num_decodes = int(np.count_nonzero(counts == 1))
     inputs.distribution[:] = num_decodes, num_decodes, n
     return buffer
 
@@ -150,40 +193,40 @@ def _pack_sample(
     ends: np.ndarray,
     steps: np.ndarray | None,
     num_rows: int,
+    at: Any,
     head: _HeadRows | None,
 ) -> np.ndarray:
-    """rows, ends: of the head pass, the row of the batch and the position that is sampled. steps: None for 1 each."""
-    n = len(rows)
+    """rows, ends: of the head pass, the row of the batch and the position that is sampled. steps: None for 1 each.
+    at: places in the head pass."""
     buffer, inputs = SampleInputs.allocate(num_rows)
     for name in ("temperature", "top_p", "min_p", "top_k", "num_stops", "banned_until", "stops"):
-        getattr(inputs, name)[:n] = getattr(batch, name)[rows]
-    inputs.key_low[:n], inputs.key_high[:n] = batch.key[rows].T
-    inputs.position[:n] = ends
-    inputs.num_steps[:n] = 1 if steps is None else steps
+        getattr(inputs, name)[at] = getattr(batch, name)[rows]
+    inputs.key_low[at], inputs.key_high[at] = batch.key[rows].T
+    inputs.position[at] = ends
+    inputs.num_steps[at] = 1 if steps is None else steps
     inputs.draft[:] = -1
     if head is not None:
-        inputs.draft[:n] = np.where(head.back > 0, batch.token_ids[rows, ends], -1)
-        inputs.place[:n] = head.place
+        inputs.draft[at] = np.where(head.back > 0, batch.token_ids[rows, ends], -1)
+        inputs.place[at] = head.place
     return buffer
 
 
 def _pack_shaping(
-    batch: PersistentBatch, rows: np.ndarray, ends: np.ndarray, samples: np.ndarray, num_rows: int
+    batch: PersistentBatch, rows: np.ndarray, ends: np.ndarray, samples: np.ndarray, num_rows: int, at: Any
 ) -> np.ndarray:
-    """rows, ends: as of _pack_sample."""
-    n = len(rows)
+    """rows, ends, at: as of _pack_sample."""
     buffer, inputs = ShapingInputs.allocate(num_rows)
     inputs.repetition[:] = 1
     inputs.newest[:] = -1
     inputs.tail[:] = -1
     inputs.bad[:] = -1
-    inputs.table_row[:n] = rows
+    inputs.table_row[at] = rows
     shaped = batch.is_shaped[rows] & samples
-    inputs.counts[:n] = shaped & batch.is_penalized[rows]
-    inputs.has_bias[:n] = shaped & batch.has_bias[rows]
-    inputs.scores[:n] = shaped & (batch.num_logprobs[rows] >= 0)
+    inputs.counts[at] = shaped & batch.is_penalized[rows]
+    inputs.has_bias[at] = shaped & batch.has_bias[rows]
+    inputs.scores[at] = shaped & (batch.num_logprobs[rows] >= 0)
     shaped_rows = rows[shaped]
-    places = np.flatnonzero(shaped)
+    places = np.flatnonzero(shaped) if isinstance(at, slice) else at[shaped]
     for name in ("presence", "frequency", "repetition", "bad"):
         getattr(inputs, name)[places] = getattr(batch, name)[shaped_rows]
     inputs.newest[places] = batch.pending[shaped_rows]
@@ -194,10 +237,13 @@ def _pack_shaping(
     return buffer
 
 
-def _prompt_part(batch: PersistentBatch, rows: np.ndarray, counts: np.ndarray) -> PromptPart | None:
-    """None where all that is computed of the prompts is their last token."""
+def _prompt_part(
+    batch: PersistentBatch, rows: np.ndarray, counts: np.ndarray, ranks: list[slice], width: int
+) -> PromptPart | None:
+    """None where all that is computed of the prompts is their last token. ranks, width: the rows of each rank, and its
+    tokens with padding."""
     sources, token_ids, parts = [], [], []
-    starts = np.cumsum(counts) - counts
+    starts = np.concatenate([r * width + np.cumsum(counts[part]) - counts[part] for r, part in enumerate(ranks)])
     for index in np.flatnonzero(batch.num_prompt_logprobs[rows] >= 0):
         row, first = rows[index], int(batch.num_computed[rows[index]]) + 1
         count = min(first + int(counts[index]), int(batch.num_prompt[row])) - first

@@ -186,9 +186,9 @@ def _check_draft(name: str, draft_size: int, tokenizer: Tokenizer, vocab_size: i
 
 
 def _scheduler(config: ResolvedConfig, runner: ModelRunner, plan: MemoryPlan) -> Scheduler:
-    cache = PagedCache(runner.layout, plan.num_blocks, config.block_size, config.enable_prefix_caching)
+    caching = config.enable_prefix_caching
     return Scheduler(
-        cache,
+        [PagedCache(runner.layout, plan.num_blocks, config.block_size, caching) for _ in range(config.num_ranks)],
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len,
@@ -212,19 +212,18 @@ def _mesh(config: EngineConfig) -> Mesh:
         raise ConfigError(
             f"device {config.device}: JAX finds no such device here; it has {jax.default_backend()}"
         ) from None
-    size, order = config.tensor_parallel_size, config.device_order
-    if size > len(devices):
+    shape, order = MeshShape.of(config), config.device_order
+    if shape.size > len(devices):
         raise ConfigError(
-            f"tensor_parallel_size ({size}) needs as many devices, but there are {len(devices)} here "
-            f"({devices[0].platform}); lower it"
+            f"{shape} needs {shape.size} devices, but there are {len(devices)} here ({devices[0].platform}); lower it"
         )
     if not order:
-        return make_mesh(MeshShape(model=size), devices[:size])
-    if len(order) != size:
+        return make_mesh(shape, devices[: shape.size])
+    if len(order) != shape.size:
         raise ConfigError(
-            f"device_order names {len(order)} devices, but tensor_parallel_size is {size}; name one for each shard"
+            f"device_order names {len(order)} devices, but {shape} needs {shape.size}; name one for each shard"
         )
-    return make_mesh(MeshShape(model=size), pick_devices(devices, order), order)
+    return make_mesh(shape, pick_devices(devices, order), order)
 
 
 def _dtype(config: EngineConfig, checkpoint: Checkpoint, platform: str) -> str:

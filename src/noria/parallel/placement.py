@@ -68,10 +68,10 @@ class Placement:
 
     def cache(self, spec: KVCache) -> KVCache:
         """spec: shapes of the cache arrays -> the same with their places."""
-        heads = spec.data.shape[2]
+        rows, _, heads = spec.data.shape[:3]
 
         def one(shape: Any) -> jax.ShapeDtypeStruct:
-            sharding = self.split((None, 0), (None, 0), ("kv_heads", heads))
+            sharding = self.split(("ranks", rows), (None, 0), ("kv_heads", heads))
             return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
         return jax.tree.map(one, spec)
@@ -80,6 +80,17 @@ class Placement:
         """Shapes of arrays that every device has whole, from arrays or shapes."""
         one = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self.replicated)
         return jax.tree.map(one, shapes)
+
+    def by_rank(self, packed: Any) -> jax.ShapeDtypeStruct:
+        """The shape of an array, or shape, in which the parts of the ranks lie one behind the other. Where they are
+        devices of other processes, too, every device has all of it, since JAX places host arrays like that only."""
+        is_own = self.replicated.is_fully_addressable
+        sharding = self.split(("ranks", packed.shape[0])) if is_own else self.replicated
+        return jax.ShapeDtypeStruct(packed.shape, packed.dtype, sharding=sharding)
+
+    def by_token(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        """Of activations, [tokens or rows, ...]."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.split(("tokens", shape[0])))
 
     def bytes_on_one(self, arrays: Any) -> int:
         """What one device holds of arrays, or of shapes with their places."""

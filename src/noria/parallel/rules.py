@@ -11,9 +11,11 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from noria.errors import ConfigError
 from noria.models.config import DecoderConfig
-from noria.parallel.mesh import ATTENTION_DATA, EXPERT, MODEL
+from noria.parallel.mesh import ATTENTION_DATA, DATA, EXPERT, MODEL
 
 AnyMesh = Mesh | AbstractMesh
+# Axes whose devices keep different requests, from the slowest to the fastest: a place along them is a rank.
+RANKS = (DATA, ATTENTION_DATA)
 # Matrices of the MLP and the vocabulary are split over whatever attention leaves to them, too. An axis that is missing
 # here is one too many: what it means must be thought about.
 RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -25,6 +27,9 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "kv_heads": (MODEL,),
         "mlp": (ATTENTION_DATA, EXPERT, MODEL),
         "vocab": (ATTENTION_DATA, EXPERT, MODEL),
+        # Of activations. Between the layers of attention all devices of a copy of the model have all its tokens.
+        "ranks": RANKS,
+        "tokens": (DATA,),
     }
 )
 
@@ -54,13 +59,21 @@ def partition(axes: Sequence[str | None], sizes: Sequence[int], mesh: AnyMesh) -
     return PartitionSpec(*map(one, axes, sizes))
 
 
-def check_sizes(config: DecoderConfig, tensor_parallel_size: int) -> None:
+def check_sizes(config: DecoderConfig, tensor_parallel_size: int, attention_data_parallel_size: int = 1) -> None:
     """Raises ConfigError when heads or the MLP cannot be split so often, with what can be."""
     if tensor_parallel_size not in (good := possible_sizes(config)):
         raise ConfigError(
             f"tensor_parallel_size ({tensor_parallel_size}) must divide the model's {config.num_heads} attention heads "
             f"and its intermediate_size ({config.intermediate_size}), and divide its {config.num_kv_heads} KV heads or "
             f"be a multiple of them; possible: {', '.join(map(str, good))}"
+        )
+    if config.intermediate_size % (shards := tensor_parallel_size * attention_data_parallel_size):
+        rest = config.intermediate_size // tensor_parallel_size
+        good = tuple(size for size in range(1, attention_data_parallel_size) if rest % size == 0)
+        raise ConfigError(
+            f"attention_data_parallel_size ({attention_data_parallel_size}) x tensor_parallel_size "
+            f"({tensor_parallel_size}) devices share the MLP, so {shards} must divide the model's intermediate_size "
+            f"({config.intermediate_size}); possible attention_data_parallel_size: {', '.join(map(str, good))}"
         )
 
 

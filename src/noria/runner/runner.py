@@ -65,7 +65,7 @@ class ModelRunner:
 
         Raises ConfigError when the model cannot be split over the mesh, or an op cannot be had.
         """
-        check_sizes(model.config, config.tensor_parallel_size)
+        check_sizes(model.config, config.tensor_parallel_size, config.attention_data_parallel_size)
         self.config = config
         self.placement = Placement(mesh, model.config)
         self._checkpoint_model = model  # KV heads as the checkpoint has them
@@ -80,7 +80,8 @@ class ModelRunner:
         self.buckets = Buckets.of(config)
         blocks = -(-config.max_model_len // config.block_size)
         rows = self.buckets.requests[-1]
-        self.shape = BatchShape(rows, self.layout.num_groups, blocks, self.buckets.num_logit_rows - rows)
+        drafts = self.buckets.num_logit_rows - rows
+        self.shape = BatchShape(rows, self.layout.num_groups, blocks, drafts, config.num_ranks)
         self.batch = PersistentBatch(self.shape, config.max_model_len)
         self._num_valid_tokens = min(num_valid_tokens, model.config.vocab_size)
         self._programs = Programs(config.strict_compile)
@@ -175,15 +176,17 @@ class ModelRunner:
         return on_one_device(self.model.config, self.placement.mesh)
 
     def get_kv_cache_spec(self, num_blocks: int) -> KVCache:
-        """Shapes of the cache arrays, with their places."""
+        """Shapes of the cache arrays, with their places. num_blocks: of a rank."""
         c = self.model.config
-        sizes = (self.layout.slots * num_blocks, self.config.block_size, c.num_kv_heads, c.head_dim)
+        rows = self.shape.num_ranks * self.layout.slots * num_blocks
+        sizes = (rows, self.config.block_size, c.num_kv_heads, c.head_dim)
         return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, as_bits=self.platform == "cpu"))
 
     def initialize_kv_cache(self, num_blocks: int, *, allocate: bool = True) -> None:
-        """num_blocks: of the pool, the null block included. allocate: false where only the programs are wanted."""
+        """num_blocks: of the pool of a rank, the null block included. allocate: false where only the programs are
+        wanted."""
         spec, whole = self.get_kv_cache_spec(num_blocks), self.placement.replicated
-        self._sampled = jax.ShapeDtypeStruct((self.shape.num_rows,), jnp.int32, sharding=whole)
+        self._sampled = jax.ShapeDtypeStruct((self.shape.all_rows,), jnp.int32, sharding=whole)
         if not allocate:
             self._cache = spec
         else:
@@ -204,7 +207,8 @@ class ModelRunner:
         )
         self._shaper = Shaper(steps, self._programs, self.placement, self.dtype, self.clock)
         places = jax.tree.map(lambda leaf: leaf.sharding, spec)
-        self._forward = jax.jit(steps.forward, donate_argnums=1, out_shardings=(places, whole, whole))
+        by_token = self._hidden_states(self.shape.num_ranks).sharding
+        self._forward = jax.jit(steps.forward, donate_argnums=1, out_shardings=(places, by_token, by_token))
         self._sample = jax.jit(steps.sample, out_shardings=whole)
         # Rounded up, because to compile takes long: neighbouring values of the option share their programs.
         max_steps = max(8, 1 << (self.config.num_scheduler_steps - 1).bit_length())
@@ -218,7 +222,7 @@ class ModelRunner:
     def jobs(self) -> Jobs:
         """By name and bucket, functions that compile one program each: all that serving needs."""
         c, jobs = self.config, Jobs()
-        sizes = (c.max_model_len, c.max_num_batched_tokens, c.num_scheduler_steps)
+        sizes = (c.max_model_len, c.max_num_batched_tokens // c.num_ranks, c.num_scheduler_steps)
         steps = list(made_up_steps(self.shape, self.buckets, *sizes))
         for inputs in steps:
             if inputs.is_burst:
@@ -258,10 +262,11 @@ class ModelRunner:
                 outputs, scores = self._shaper.sample(self._weights, outputs, self._sampled, inputs, mask)
             elif not inputs.is_burst:
                 outputs = self.sample(inputs, outputs)
-            if not inputs.is_burst and inputs.places is None:  # with drafts the next step has all tokens from the host
+            if not inputs.is_burst and not inputs.has_drafts:  # with drafts the next step has all tokens from the host
                 self._sampled = outputs
             outputs.copy_to_host_async()
-            expected = self.batch.expect(inputs.rows[sources], sources, inputs.steps[sources])
+            places = sources if inputs.places is None else inputs.places[0, sources]
+            expected = self.batch.expect(inputs.rows[sources], places, inputs.steps[sources])
         if inputs.prompt is not None:
             prompt = self._shaper.score_prompt(self._weights, self._states, inputs.prompt)
         return SampledTokens(
@@ -319,7 +324,8 @@ class ModelRunner:
         They overwrite the cache of requests that run, so none may. counts, num_steps: see capture.made_up_step.
         """
         assert self._cache is not None, "initialize_kv_cache comes first"
-        blocks = MadeUpBlocks(self._cache.data.shape[0] // self.layout.slots, self.config.block_size)
+        num_blocks = self._cache.data.shape[0] // (self.layout.slots * self.shape.num_ranks)
+        blocks = MadeUpBlocks(num_blocks, self.config.block_size)
         params = SamplingParams(temperature=0)
         return made_up_step(
             counts,
@@ -348,17 +354,20 @@ class ModelRunner:
         self._forward = self._sample = self._decode = None
 
     def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        packed = self.placement.host(inputs.forward)
+        packed = self.placement.by_rank(inputs.forward)
         return lambda: self._forward.lower(self._weights, self._cache, self._sampled, packed).compile()
 
     def _decode_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        packed = self.placement.host((inputs.forward, inputs.sample))
+        packed = self.placement.by_rank(inputs.forward), self.placement.host(inputs.sample)
         return lambda: self._decode.lower(self._weights, self._cache, self._sampled, *packed).compile()
 
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        rows = jax.ShapeDtypeStruct((self.shape.num_logit_rows, self.model.config.hidden_size), self.dtype)
-        arguments = self.placement.host((rows, inputs.sample))
-        return lambda: self._sample.lower(self._weights, *arguments).compile()
+        rows = self._hidden_states(self.shape.num_ranks * self.shape.num_logit_rows)
+        packed = self.placement.host(inputs.sample)
+        return lambda: self._sample.lower(self._weights, rows, packed).compile()
+
+    def _hidden_states(self, rows: int) -> jax.ShapeDtypeStruct:
+        return self.placement.by_token((rows, self.model.config.hidden_size), self.dtype)
 
 
 def _check_rounding(config: ResolvedConfig, weights: Any) -> None:

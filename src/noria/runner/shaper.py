@@ -30,11 +30,11 @@ class Shaper:
         self, steps: StepPrograms, programs: Programs, placement: Placement, dtype: str, clock: StepClock
     ) -> None:
         """dtype: of hidden states."""
-        rows, self._config = steps.shape.num_rows, steps.model.config
+        rows, self._config = steps.shape.all_rows, steps.model.config
         self._programs = programs
         self._clock = clock
         self._dtype = dtype
-        self._num_logit_rows = steps.shape.num_logit_rows
+        self._num_logit_rows = steps.shape.num_ranks * steps.shape.num_logit_rows
         self._prompt_rows = min(_PROMPT_ROWS, rows)
         self._placement = placement
         by_token = placement.split((None, rows), ("vocab", self._config.vocab_size))
@@ -140,11 +140,12 @@ class Shaper:
         return lambda: self._pick.lower(self._states(num_tokens), self._prompt_places()).compile()
 
     def _score_job(self, weights: Any) -> Callable[[], Any]:
-        arguments = (weights, self._states(self._prompt_rows), self._prompt_places())
+        hidden = self._placement.host(self._states(self._prompt_rows))
+        arguments = (weights, hidden, self._prompt_places())
         return lambda: self._score.lower(*arguments).compile()
 
     def _states(self, rows: int) -> Any:
-        return self._placement.host(jax.ShapeDtypeStruct((rows, self._config.hidden_size), self._dtype))
+        return self._placement.by_token((rows, self._config.hidden_size), self._dtype)
 
     def _prompt_places(self) -> Any:
         return self._placement.host(np.zeros((2, self._prompt_rows), np.int32))

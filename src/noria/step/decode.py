@@ -50,7 +50,7 @@ class DecodeProgram:
         """
         inputs = unpack_sample_inputs(sample)
         rows = inputs.position.shape[0]
-        first = ForwardInputs.unpack(forward, self.steps.shape, rows)
+        first = ForwardInputs.of_ranks(forward, self.steps.shape)
         newest = known_tokens(first, sampled)
         # A token that the host has not seen may have ended its row in the step before.
         before = dataclasses.replace(inputs, position=inputs.position - 1)
@@ -65,7 +65,7 @@ class DecodeProgram:
         burst = lax.while_loop(
             lambda burst: jnp.any(burst.alive), lambda burst: self._pass(weights, first, inputs, burst), start
         )
-        pad = self.steps.shape.num_rows - rows
+        pad = self.steps.shape.all_rows - rows
         tokens = jnp.pad(burst.tokens, ((0, 0), (0, pad)), constant_values=NOT_SAMPLED)
         return burst.cache, jnp.pad(burst.newest, (0, pad)), tokens
 
@@ -89,13 +89,23 @@ class DecodeProgram:
         )
 
     def _batch(self, first: ForwardInputs, inputs: SampleInputs, alive: jax.Array) -> RaggedBatch:
-        rows, max_num_seqs = alive.shape[0], self.steps.shape.num_rows
+        ranks, max_num_seqs = self.steps.shape.num_ranks, self.steps.shape.num_rows
+        rows = alive.shape[0] // ranks
         seq_lens = jnp.where(alive, inputs.position, 0)  # with the token that is computed now
+        own_rows = jnp.arange(rows, dtype=jnp.int32)
         return RaggedBatch(
-            token_rows=jnp.where(alive, jnp.arange(rows, dtype=jnp.int32), max_num_seqs),
+            token_rows=jnp.where(alive, own_rows if ranks == 1 else jnp.tile(own_rows, ranks), max_num_seqs),
             positions=jnp.maximum(seq_lens - 1, 0),
             query_start=first.query_start,
-            seq_lens=jnp.pad(seq_lens, (0, max_num_seqs - rows)),
+            seq_lens=self._padded(seq_lens, max_num_seqs),
             block_tables=first.block_tables,
             distribution=first.distribution,
+            num_ranks=ranks,
         )
+
+    def _padded(self, seq_lens: jax.Array, rows: int) -> jax.Array:
+        """To so many rows of each rank."""
+        if (ranks := self.steps.shape.num_ranks) == 1:
+            return jnp.pad(seq_lens, (0, rows - seq_lens.shape[0]))
+        parts = seq_lens.reshape(ranks, -1)
+        return jnp.pad(parts, ((0, 0), (0, rows - parts.shape[1]))).reshape(-1)

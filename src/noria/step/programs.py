@@ -50,11 +50,10 @@ class StepPrograms:
     ) -> tuple[KVCache, jax.Array, jax.Array]:
         """sampled [max_num_seqs] int32: the tokens of the step before, which the host may not have seen yet.
 
-        packed: int32, see ForwardInputs. -> cache, hidden states [L, E] of the rows to sample from, and
-        those of all tokens [T, E], which are there anyway.
+        packed: int32, see ForwardInputs.of_ranks. -> cache, hidden states [L, E] of the rows to sample from, and
+        those of all tokens [T, E], which are there anyway; of all ranks.
         """
-        num_tokens = ForwardInputs.num_tokens(packed.shape[0], self.shape)
-        inputs = ForwardInputs.unpack(packed, self.shape, num_tokens)
+        inputs = ForwardInputs.of_ranks(packed, self.shape)
         batch = RaggedBatch(
             token_rows=inputs.token_rows,
             positions=inputs.positions,
@@ -62,21 +61,37 @@ class StepPrograms:
             seq_lens=inputs.seq_lens,
             block_tables=inputs.block_tables,
             distribution=inputs.distribution,
+            num_ranks=self.shape.num_ranks,
         )
         token_ids = known_tokens(inputs, sampled)
         cache, hidden = self.run_model(weights, cache, token_ids, batch)
-        return cache, hidden[inputs.logit_rows], hidden
+        return cache, self._of_ranks(hidden, inputs.logit_rows), hidden
 
     def sample(self, weights: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
         """hidden [L, E]; packed: int32, see SampleInputs, of R rows. -> token ids [max_num_seqs], or [R] where that is
         more, of which the first R have a meaning: see `accept`."""
         inputs = unpack_sample_inputs(packed)
-        token_ids = self.next_tokens(weights, hidden[: inputs.position.shape[0]], inputs)
+        token_ids = self.next_tokens(weights, self._first(hidden, inputs.position.shape[0]), inputs)
         return self._padded(accept(token_ids, inputs))
+
+    def _of_ranks(self, hidden: jax.Array, rows: jax.Array) -> jax.Array:
+        """hidden [T, E]; rows: of each rank, counted from where its tokens begin."""
+        ranks = self.shape.num_ranks
+        if ranks == 1:
+            return hidden[rows]
+        parts, rows = hidden.reshape(ranks, -1, hidden.shape[1]), rows.reshape(ranks, -1, 1)
+        return jnp.take_along_axis(parts, rows, axis=1, mode="clip").reshape(-1, hidden.shape[1])
+
+    def _first(self, hidden: jax.Array, rows: int) -> jax.Array:
+        """hidden [L, E] -> [rows, E]: the first of each rank."""
+        ranks = self.shape.num_ranks
+        if ranks == 1:
+            return hidden[:rows]
+        return hidden.reshape(ranks, -1, hidden.shape[1])[:, : rows // ranks].reshape(rows, -1)
 
     def _padded(self, token_ids: jax.Array) -> jax.Array:
         """To the places that `forward` takes tokens from, whatever the bucket."""
-        return jnp.pad(token_ids, (0, max(self.shape.num_rows - token_ids.shape[0], 0)))
+        return jnp.pad(token_ids, (0, max(self.shape.all_rows - token_ids.shape[0], 0)))
 
     def sample_shaped(
         self,
@@ -95,7 +110,7 @@ class StepPrograms:
         """
         inputs, shaping = unpack_sample_inputs(packed), ShapingInputs.unpack(packed_shaping, _to_float)
         rows = inputs.position.shape[0]
-        raw = self._logits(weights, hidden[:rows], jnp.sum(inputs.num_steps > 0, dtype=jnp.int32))
+        raw = self._logits(weights, self._first(hidden, rows), self._that_count(inputs))
         logits = apply_mask(shape(raw, inputs, shaping, tables, sampled), mask)
         logits = lax.optimization_barrier(logits)
         token_ids = accept(choose(logits, inputs), inputs)
@@ -131,7 +146,7 @@ class StepPrograms:
 
     def next_tokens(self, weights: Any, hidden: jax.Array, inputs: SampleInputs) -> jax.Array:
         """hidden [R, E] -> token ids [R]."""
-        num_rows = jnp.sum(inputs.num_steps > 0, dtype=jnp.int32)
+        num_rows = self._that_count(inputs)
 
         def choose(hidden: jax.Array) -> jax.Array:
             return sample(self.model.logits(weights, hidden, num_rows, self.ops), inputs, self.num_valid_tokens)
@@ -143,6 +158,12 @@ class StepPrograms:
             return lax.cond(all_plain_greedy(inputs), greedy, choose, hidden)
         # The cap makes large logits equal, so the first of them must be looked for after it.
         return choose(hidden)
+
+    def _that_count(self, inputs: SampleInputs) -> jax.Array:
+        """The number of rows before the padding; of several ranks each has its own, and all count."""
+        if self.shape.num_ranks > 1:
+            return jnp.int32(inputs.num_steps.shape[0])
+        return jnp.sum(inputs.num_steps > 0, dtype=jnp.int32)
 
     def _addresses(self) -> LayerAddress:
         """Where the layers' caches lie, as arrays [layers] that the layer scan carries along."""
