@@ -95,13 +95,14 @@ class ForwardInputs:
 
     @classmethod
     def of_ranks(cls, buffer: Any, shape: BatchShape) -> ForwardInputs:
-        """From the buffers of all ranks, one behind the other: the arrays of all ranks, one behind the other. What they
-        name (rows, tokens, blocks) is counted from the beginning of the rank's part."""
-        ranks = shape.num_ranks
-        num_tokens = cls.num_tokens(buffer.shape[0] // ranks, shape)
-        if ranks == 1:
+        """From the buffer of one rank, or those of all [ranks, size]: the arrays of all ranks, one behind the other.
+
+        What they name (rows, tokens, blocks) is counted from the beginning of the rank's part.
+        """
+        num_tokens = cls.num_tokens(buffer.shape[-1], shape)
+        if buffer.ndim == 1:
             return cls.unpack(buffer, shape, num_tokens)
-        views = _views(buffer.reshape(ranks, -1), cls.shapes(shape, num_tokens))
+        views = _views(buffer, cls.shapes(shape, num_tokens))
         tables = views.pop("block_tables").swapaxes(0, 1)  # [G, ranks, R, B]
         flat = {name: view.reshape(-1) for name, view in views.items()}
         return cls(**flat, block_tables=tables.reshape(tables.shape[0], -1, tables.shape[-1]))
@@ -125,15 +126,26 @@ class _Rows:
         return tuple((f.name, (rows, *cls.INNER.get(f.name, ()))) for f in fields(cast("Any", cls)))
 
     @classmethod
-    def allocate(cls, rows: int) -> tuple[np.ndarray, Self]:
-        """A buffer of zeros and the inputs as views into it; float fields are float32 views."""
-        buffer = np.zeros(_size(cls.shapes(rows)), np.int32)
+    def allocate(cls, rows: int, ranks: int = 1) -> tuple[np.ndarray, Self]:
+        """A buffer of zeros and the inputs as views into it; float fields are float32 views. rows: of each of the
+        ranks; where there are several, buffer and views have one more axis in front."""
+        size = _size(cls.shapes(rows))
+        buffer = np.zeros(size if ranks == 1 else (ranks, size), np.int32)
         return buffer, cls.unpack(buffer, lambda bits: bits.view(np.float32))
+
+    @classmethod
+    def of_ranks(cls, buffer: Any, to_float: Any) -> Self:
+        """The rows of all ranks, one behind the other."""
+        inputs = cls.unpack(buffer, to_float)
+        if buffer.ndim == 1:
+            return inputs
+        flat = lambda view: view.reshape(-1, *view.shape[2:])
+        return cls(**{f.name: flat(getattr(inputs, f.name)) for f in fields(cast("Any", cls))})
 
     @classmethod
     def unpack(cls, buffer: Any, to_float: Any) -> Self:
         """to_float: int32 bits -> float32, on whatever side the buffer is."""
-        rows = buffer.shape[0] // _size(cls.shapes(1))
+        rows = buffer.shape[-1] // _size(cls.shapes(1))
         views = _views(buffer, cls.shapes(rows))
         return cls(**views | {name: to_float(views[name]) for name in cls.FLOATS})
 
@@ -168,7 +180,7 @@ class SampleInputs(_Rows):
 class ShapingInputs(_Rows):
     """What the rows of one head pass ask of the sampler beyond SampleInputs. Padding rows ask for nothing."""
 
-    table_row: Any  # int32: the row's place in the tables, see step/shape.py
+    table_row: Any  # int32: the row's place in the tables of its rank, see step/shape.py
     counts: Any  # int32: 1 where the token that is sampled enters the counts
     has_bias: Any  # int32: 1 where the row's biases count
     presence: Any  # float32; 0 for none

@@ -32,14 +32,14 @@ class StepInputs:
     """The inputs of one step, ready for upload, and what the host must know to read its outputs."""
 
     forward: np.ndarray  # int32, see ForwardInputs.of_ranks
-    sample: np.ndarray  # int32, see SampleInputs
+    sample: np.ndarray  # int32, see SampleInputs.of_ranks
     num_tokens: int  # token bucket, times the number of ranks
     num_rows: int  # request bucket, times the number of ranks
     rows: np.ndarray  # [n]: row of the persistent batch behind each row of the step; those of a rank are together
     samples: np.ndarray  # [n] bool: false where the prompt is still unfinished and the sampled token is dropped
     steps: np.ndarray  # [n]: tokens that each row may get: 1 but in a burst, or with drafts
     is_burst: bool  # its token bucket is its request bucket
-    shaping: np.ndarray | None = None  # int32, see ShapingInputs; None where no row needs it
+    shaping: np.ndarray | None = None  # int32, see ShapingInputs.of_ranks; None where no row needs it
     num_logprobs: np.ndarray | None = None  # [n]: how many are asked for; -1 for none. None where shaping is
     prompt: PromptPart | None = None
     # [most, n]: rows of the head pass of each row, -1 where it has fewer. None where they are the same: without drafts,
@@ -66,6 +66,36 @@ class _HeadRows:
         place = np.arange(len(rows)) - first[rows]
         each = np.arange(counts.max(initial=1))[:, None]
         return _HeadRows(rows, place, num_drafts[rows] - place, np.where(each < counts, first + each, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the rows of the head pass lie in arrays that have `height` for each rank."""
+
+    index: Any  # of [height] or, of several ranks, [ranks, height]
+    flat: np.ndarray | None  # [m]: the same in one row of numbers; None for 0 to m - 1
+    num_ranks: int
+    height: int
+
+    @staticmethod
+    def of(sizes: Sequence[int], height: int) -> _Places:
+        """sizes: rows of each rank."""
+        if len(sizes) == 1:
+            return _Places(slice(sizes[0]), None, 1, height)
+        rank = np.repeat(np.arange(len(sizes)), sizes)
+        row = np.concatenate([np.arange(size) for size in sizes])
+        return _Places((rank, row), rank * height + row, len(sizes), height)
+
+    def among(self, chosen: np.ndarray) -> Any:
+        """The index of those [m] that are true."""
+        return np.flatnonzero(chosen) if self.flat is None else tuple(part[chosen] for part in self.index)
+
+    def of_rows(self, head: _HeadRows | None) -> np.ndarray | None:
+        """See StepInputs.places: by them what the device yields comes back to the order of the rows of the step, in
+        which nothing is padding."""
+        if self.flat is None:
+            return None if head is None else head.places
+        return self.flat[None] if head is None else np.where(head.places >= 0, self.flat[head.places], -1)
 
 
 def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepInputs:
@@ -97,7 +127,7 @@ def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepIn
         _pack_forward(batch, width, rows[p], counts[p], None if num_drafts is None else _HeadRows.of(num_drafts[p]))
         for p in parts
     ]
-    at = slice(head_rows[0]) if len(parts) == 1 else rank_major(head_rows, height)
+    at = _Places.of(head_rows, height)
     ends = batch.num_computed[rows] + counts
     samples = ends >= batch.num_tokens[rows]
     # The sampled token of an unfinished prompt is dropped, so it need not be the right one.
@@ -108,30 +138,23 @@ def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepIn
     if head is not None:
         sampling = rows[head.rows], ends[head.rows] - head.back, samples[head.rows]
         steps = steps + num_drafts
-    num_rows = height * len(parts)
     return StepInputs(
-        forward=buffers[0] if len(buffers) == 1 else np.concatenate(buffers),
-        sample=_pack_sample(batch, *sampling[:2], steps if head is None else None, num_rows, at, head),
+        forward=buffers[0] if len(buffers) == 1 else np.stack(buffers),
+        sample=_pack_sample(batch, *sampling[:2], steps if head is None else None, at, head),
         num_tokens=width * len(parts),
-        num_rows=num_rows,
+        num_rows=height * len(parts),
         rows=rows,
         samples=samples,
         steps=steps,
         is_burst=schedule.is_burst,
-        shaping=_pack_shaping(batch, *sampling, num_rows, at) if shaped else None,
+        shaping=_pack_shaping(batch, *sampling, at) if shaped else None,
         num_logprobs=batch.num_logprobs[rows] if shaped else None,
         prompt=_prompt_part(batch, rows, counts, parts, width)
         if (batch.num_prompt_logprobs[rows] >= 0).any()
         else None,
-        places=_places(head, at),
+        places=at.of_rows(head),
         has_drafts=head is not None,
     )
-
-
-def rank_major(sizes: Sequence[int], width: int) -> np.ndarray:
-    """Where the entries of each rank, sizes[r] of them, lie in an array in which every rank has `width`. By them what
-    the device yields comes back to the order of the rows of the step, in which nothing is padding."""
-    return np.concatenate([rank * width + np.arange(size) for rank, size in enumerate(sizes)])
 
 
 def _order(rows: np.ndarray, is_prefill: np.ndarray, shape: BatchShape) -> np.ndarray:
@@ -146,13 +169,6 @@ def _parts(rows: np.ndarray, shape: BatchShape) -> list[slice]:
         return [slice(0, len(rows))]
     ends = np.cumsum(np.bincount(rows // shape.num_rows, minlength=shape.num_ranks)).tolist()
     return [slice(begin, end) for begin, end in zip([0, *ends], ends)]
-
-
-def _places(head: _HeadRows | None, at: Any) -> np.ndarray | None:
-    """See StepInputs. at: of all rows of the head pass, their places in it."""
-    if isinstance(at, slice):
-        return None if head is None else head.places
-    return at[None] if head is None else np.where(head.places >= 0, at[head.places], -1)
 
 
 def _pack_forward(
@@ -192,41 +208,39 @@ def _pack_sample(
     rows: np.ndarray,
     ends: np.ndarray,
     steps: np.ndarray | None,
-    num_rows: int,
-    at: Any,
+    at: _Places,
     head: _HeadRows | None,
 ) -> np.ndarray:
-    """rows, ends: of the head pass, the row of the batch and the position that is sampled. steps: None for 1 each.
-    at: places in the head pass."""
-    buffer, inputs = SampleInputs.allocate(num_rows)
+    """rows, ends: of the head pass, the row of the batch and the position that is sampled. steps: None for 1 each."""
+    buffer, inputs = SampleInputs.allocate(at.height, at.num_ranks)
     for name in ("temperature", "top_p", "min_p", "top_k", "num_stops", "banned_until", "stops"):
-        getattr(inputs, name)[at] = getattr(batch, name)[rows]
-    inputs.key_low[at], inputs.key_high[at] = batch.key[rows].T
-    inputs.position[at] = ends
-    inputs.num_steps[at] = 1 if steps is None else steps
+        getattr(inputs, name)[at.index] = getattr(batch, name)[rows]
+    inputs.key_low[at.index], inputs.key_high[at.index] = batch.key[rows].T
+    inputs.position[at.index] = ends
+    inputs.num_steps[at.index] = 1 if steps is None else steps
     inputs.draft[:] = -1
     if head is not None:
-        inputs.draft[at] = np.where(head.back > 0, batch.token_ids[rows, ends], -1)
-        inputs.place[at] = head.place
+        inputs.draft[at.index] = np.where(head.back > 0, batch.token_ids[rows, ends], -1)
+        inputs.place[at.index] = head.place
     return buffer
 
 
 def _pack_shaping(
-    batch: PersistentBatch, rows: np.ndarray, ends: np.ndarray, samples: np.ndarray, num_rows: int, at: Any
+    batch: PersistentBatch, rows: np.ndarray, ends: np.ndarray, samples: np.ndarray, at: _Places
 ) -> np.ndarray:
-    """rows, ends, at: as of _pack_sample."""
-    buffer, inputs = ShapingInputs.allocate(num_rows)
+    """rows, ends: as of _pack_sample."""
+    buffer, inputs = ShapingInputs.allocate(at.height, at.num_ranks)
     inputs.repetition[:] = 1
     inputs.newest[:] = -1
     inputs.tail[:] = -1
     inputs.bad[:] = -1
-    inputs.table_row[at] = rows
+    inputs.table_row[at.index] = rows % batch.shape.num_rows
     shaped = batch.is_shaped[rows] & samples
-    inputs.counts[at] = shaped & batch.is_penalized[rows]
-    inputs.has_bias[at] = shaped & batch.has_bias[rows]
-    inputs.scores[at] = shaped & (batch.num_logprobs[rows] >= 0)
+    inputs.counts[at.index] = shaped & batch.is_penalized[rows]
+    inputs.has_bias[at.index] = shaped & batch.has_bias[rows]
+    inputs.scores[at.index] = shaped & (batch.num_logprobs[rows] >= 0)
     shaped_rows = rows[shaped]
-    places = np.flatnonzero(shaped) if isinstance(at, slice) else at[shaped]
+    places = at.among(shaped)
     for name in ("presence", "frequency", "repetition", "bad"):
         getattr(inputs, name)[places] = getattr(batch, name)[shaped_rows]
     inputs.newest[places] = batch.pending[shaped_rows]

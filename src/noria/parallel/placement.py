@@ -14,7 +14,7 @@ from noria.models.config import DecoderConfig
 from noria.nn.param import Param, is_param
 from noria.ops.linear.types import DenseWeight, PackedWeight
 from noria.ops.ragged_paged_attention.api import KVCache
-from noria.parallel.rules import kv_copies, partition
+from noria.parallel.rules import kv_copies, num_shards, partition
 
 
 class Placement:
@@ -31,6 +31,10 @@ class Placement:
     @property
     def is_parallel(self) -> bool:
         return len(self.devices) > 1
+
+    @property
+    def has_ranks(self) -> bool:
+        return num_shards("ranks", self.mesh) > 1
 
     def split(self, *dimensions: tuple[str | None, int]) -> Sharding:
         """dimensions: logical axis (None: not split) and size of each; what is left out at the end is not split."""
@@ -82,10 +86,19 @@ class Placement:
         return jax.tree.map(one, shapes)
 
     def by_rank(self, packed: Any) -> jax.ShapeDtypeStruct:
-        """The shape of an array, or shape, in which the parts of the ranks lie one behind the other. Where they are
-        devices of other processes, too, every device has all of it, since JAX places host arrays like that only."""
+        """The shape of a host array, [ranks, ...] or what one rank has alone, of which each needs its part.
+
+        Where devices of other processes take part, every device has all of it: JAX places host arrays like that only.
+        """
+        return self._host_part("ranks", packed)
+
+    def by_copy(self, packed: Any) -> jax.ShapeDtypeStruct:
+        """The same where all ranks of a copy of the model need the parts of all of them."""
+        return self._host_part("tokens", packed)
+
+    def _host_part(self, axis: str, packed: Any) -> jax.ShapeDtypeStruct:
         is_own = self.replicated.is_fully_addressable
-        sharding = self.split(("ranks", packed.shape[0])) if is_own else self.replicated
+        sharding = self.split((axis, packed.shape[0])) if self.has_ranks and is_own else self.replicated
         return jax.ShapeDtypeStruct(packed.shape, packed.dtype, sharding=sharding)
 
     def by_token(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:

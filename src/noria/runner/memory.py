@@ -107,7 +107,7 @@ def activation_bytes(config: ResolvedConfig, model: DecoderConfig, dtype_bytes: 
     # A mask of a grammar has a bit per token; there are three at a time at most.
     per_row = 12 * 4 * model.vocab_size + 3 * model.vocab_size // 8
     ranks = config.attention_data_parallel_size  # that share what is not attention
-    tables = 2 * 4 * model.vocab_size * config.data_parallel_size  # every copy of the model has those of all
+    tables = 2 * 4 * model.vocab_size
     return (
         (ranks * buckets.tokens[-1] + PREFILL_TOKENS) * per_token
         + ranks * buckets.num_logit_rows * (per_row + tables)

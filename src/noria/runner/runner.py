@@ -358,12 +358,12 @@ class ModelRunner:
         return lambda: self._forward.lower(self._weights, self._cache, self._sampled, packed).compile()
 
     def _decode_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        packed = self.placement.by_rank(inputs.forward), self.placement.host(inputs.sample)
+        packed = self.placement.by_rank(inputs.forward), self.placement.by_copy(inputs.sample)
         return lambda: self._decode.lower(self._weights, self._cache, self._sampled, *packed).compile()
 
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
         rows = self._hidden_states(self.shape.num_ranks * self.shape.num_logit_rows)
-        packed = self.placement.host(inputs.sample)
+        packed = self.placement.by_copy(inputs.sample)
         return lambda: self._sample.lower(self._weights, rows, packed).compile()
 
     def _hidden_states(self, rows: int) -> jax.ShapeDtypeStruct:

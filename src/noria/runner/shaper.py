@@ -31,14 +31,16 @@ class Shaper:
     ) -> None:
         """dtype: of hidden states."""
         rows, self._config = steps.shape.all_rows, steps.model.config
+        ranks, own_rows, vocab = steps.shape.num_ranks, steps.shape.num_rows, self._config.vocab_size
         self._programs = programs
         self._clock = clock
         self._dtype = dtype
         self._num_logit_rows = steps.shape.num_ranks * steps.shape.num_logit_rows
         self._prompt_rows = min(_PROMPT_ROWS, rows)
         self._placement = placement
-        by_token = placement.split((None, rows), ("vocab", self._config.vocab_size))
-        shapes = Tables.abstract(rows, self._config.vocab_size)
+        axes = (("vocab", vocab),) if ranks == 1 else ((None, own_rows), ("vocab", vocab))
+        by_token = placement.split(("tokens", ranks) if ranks > 1 else (None, own_rows), *axes)
+        shapes = Tables.abstract(own_rows, vocab, ranks)
         on_device = partial(jax.ShapeDtypeStruct, sharding=by_token)
         self._shapes: Tables = jax.tree.map(lambda shape: on_device(shape.shape, shape.dtype), shapes)
         self._sampled = placement.host(jax.ShapeDtypeStruct((rows,), jnp.int32))
@@ -114,7 +116,7 @@ class Shaper:
         """One that allows everything, kept on the device: steps without a grammar upload none."""
         if num_rows not in self._open_masks:
             ones = np.full((num_rows, self.mask_width), -1, np.int32)
-            self._open_masks[num_rows] = jax.device_put(ones, self._placement.replicated)
+            self._open_masks[num_rows] = jax.device_put(ones, self._placement.by_copy(ones).sharding)
         return self._open_masks[num_rows]
 
     def _take_tables(self) -> Tables:
@@ -132,7 +134,7 @@ class Shaper:
 
     def _sample_job(self, weights: Any, inputs: StepInputs) -> Callable[[], Any]:
         mask = jax.ShapeDtypeStruct((inputs.num_rows, self.mask_width), jnp.int32)
-        packed = self._placement.host((inputs.sample, inputs.shaping, mask))
+        packed = [self._placement.by_copy(each) for each in (inputs.sample, inputs.shaping, mask)]
         arguments = (weights, self._states(self._num_logit_rows), self._shapes, self._sampled, *packed)
         return lambda: self._sample.lower(*arguments).compile()
 

@@ -9,6 +9,7 @@ use another sampler, so that the others pay nothing for it.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,11 +69,19 @@ class StepPrograms:
         return cache, self._of_ranks(hidden, inputs.logit_rows), hidden
 
     def sample(self, weights: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
-        """hidden [L, E]; packed: int32, see SampleInputs, of R rows. -> token ids [max_num_seqs], or [R] where that is
-        more, of which the first R have a meaning: see `accept`."""
+        """hidden [L, E]; packed: int32, see SampleInputs.of_ranks, of R rows. -> token ids [max_num_seqs], or [R] where
+        that is more, of which the first R have a meaning: see `accept`."""
         inputs = unpack_sample_inputs(packed)
         token_ids = self.next_tokens(weights, self._first(hidden, inputs.position.shape[0]), inputs)
-        return self._padded(accept(token_ids, inputs))
+        return self._padded(self._accept(token_ids, inputs))
+
+    def _accept(self, token_ids: jax.Array, inputs: SampleInputs) -> jax.Array:
+        """accept, for each rank by itself, so that they need not wait for each other."""
+        if (ranks := self.shape.num_ranks) == 1:
+            return accept(token_ids, inputs)
+        own = lambda tokens, draft, place: accept(tokens, dataclasses.replace(inputs, draft=draft, place=place))
+        each = (array.reshape(ranks, -1) for array in (token_ids, inputs.draft, inputs.place))
+        return jax.vmap(own)(*each).reshape(-1)
 
     def _of_ranks(self, hidden: jax.Array, rows: jax.Array) -> jax.Array:
         """hidden [T, E]; rows: of each rank, counted from where its tokens begin."""
@@ -108,12 +117,12 @@ class StepPrograms:
         tables: donated. sampled: as of forward. packed_shaping: int32, see ShapingInputs. mask: see apply_mask.
         -> tables, token ids as of sample, and what `score` says of them [R, ...].
         """
-        inputs, shaping = unpack_sample_inputs(packed), ShapingInputs.unpack(packed_shaping, _to_float)
+        inputs, shaping = unpack_sample_inputs(packed), ShapingInputs.of_ranks(packed_shaping, _to_float)
         rows = inputs.position.shape[0]
         raw = self._logits(weights, self._first(hidden, rows), self._that_count(inputs))
         logits = apply_mask(shape(raw, inputs, shaping, tables, sampled), mask)
         logits = lax.optimization_barrier(logits)
-        token_ids = accept(choose(logits, inputs), inputs)
+        token_ids = self._accept(choose(logits, inputs), inputs)
 
         def scored(raw: jax.Array, logits: jax.Array) -> jax.Array:
             if self.processed_logprobs:
@@ -182,7 +191,7 @@ def known_tokens(inputs: ForwardInputs, sampled: jax.Array) -> jax.Array:
 
 
 def unpack_sample_inputs(packed: jax.Array) -> SampleInputs:
-    return SampleInputs.unpack(packed, _to_float)
+    return SampleInputs.of_ranks(packed, _to_float)
 
 
 def _to_float(bits: jax.Array) -> jax.Array:
