@@ -72,10 +72,10 @@ def test_each_request_gets_its_own() -> None:
     result = late.result()
     assert result.sampled_token_ids == {"b": [1], "d": [6], "a": [0], "c": []}
     assert result.logprobs.keys() == {"a", "d"}
-    assert [(token, rank) for token, _, rank in result.logprobs["d"]] == [(6, 1)]
-    assert [(token, rank) for token, _, rank in result.logprobs["a"]] == [(0, 2), (5, 1), (0, 2)]
+    assert [(token, rank) for token, _, rank in result.logprobs["d"][0]] == [(6, 1)]
+    assert [(token, rank) for token, _, rank in result.logprobs["a"][0]] == [(0, 2), (5, 1), (0, 2)]
     sums = np.log(np.exp(1) + sum(np.exp(-i) for i in range(8) if i != 5))
-    assert [value for _, value, _ in result.logprobs["a"]] == pytest.approx([0 - sums, 1 - sums, 0 - sums])
+    assert [value for _, value, _ in result.logprobs["a"][0]] == pytest.approx([0 - sums, 1 - sums, 0 - sums])
     assert result.prompt_logprobs == {}
 
 

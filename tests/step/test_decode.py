@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from noria.batch.buckets import Buckets
-from noria.batch.inputs import BatchShape, SampleInputs
+from noria.batch.inputs import NOT_SAMPLED, BatchShape, SampleInputs
 from noria.batch.pack import pack
 from noria.batch.persistent import PersistentBatch
 from noria.cache.layout import plan_layout
@@ -20,7 +20,7 @@ from noria.config import SamplingParams
 from noria.models.decoder import Decoder
 from noria.ops.backends import Ops
 from noria.scheduler.schedule import NewRequest, Schedule
-from noria.step.decode import NOT_SAMPLED, DecodeProgram
+from noria.step.decode import DecodeProgram
 from noria.step.programs import StepPrograms
 from noria.step.sample import NO_TOKEN
 

@@ -31,7 +31,7 @@ class Shaper:
         self._programs = programs
         self._clock = clock
         self._dtype = dtype
-        self._num_rows = rows
+        self._num_logit_rows = steps.shape.num_logit_rows
         self._prompt_rows = min(_PROMPT_ROWS, rows)
         self._sharding = jax.sharding.SingleDeviceSharding(device)
         shapes = Tables.abstract(rows, self._config.vocab_size)
@@ -70,7 +70,7 @@ class Shaper:
     def sample(
         self, weights: Any, hidden: jax.Array, sampled: jax.Array, inputs: StepInputs, mask: np.ndarray | None
     ) -> tuple[jax.Array, jax.Array]:
-        """Dispatches StepPrograms.sample_shaped: token ids [max_num_seqs], and scores of the step's rows.
+        """Dispatches StepPrograms.sample_shaped: token ids, and scores of the rows of the head pass.
 
         mask: int32 [R, W], see apply_mask; None where no row has a grammar.
         """
@@ -123,7 +123,7 @@ class Shaper:
         return jax.jit(zeros, out_shardings=self._sharding).lower().compile()
 
     def _sample_job(self, weights: Any, inputs: StepInputs) -> Callable[[], Any]:
-        hidden = self._states(self._num_rows)
+        hidden = self._states(self._num_logit_rows)
         mask = jax.ShapeDtypeStruct((inputs.num_rows, self.mask_width), jnp.int32)
         arguments = (weights, hidden, self._shapes, self._sampled, inputs.sample, inputs.shaping, mask)
         return lambda: self._sample.lower(*arguments).compile()

@@ -1,7 +1,8 @@
 """The device programs of a step. Pure: (weights, cache, packed inputs) -> (cache, outputs), the cache donated.
 
-The forward pass is compiled per token bucket and hands on the hidden states of max_num_seqs rows, whatever the bucket;
-head and sampler are compiled per request bucket. The buckets add up instead of multiplying. A burst is both in a loop,
+The forward pass is compiled per token bucket and hands on the hidden states of as many rows as a head pass can have,
+whatever the bucket; head and sampler are compiled per request bucket. The buckets add up instead of multiplying. Drafts
+are rows of the head pass like others: see verify.py. A burst is both in a loop,
 compiled per request bucket: see decode.py. Steps in which a row has penalties or the like, or wants log-probabilities,
 use another sampler, so that the others pay nothing for it.
 """
@@ -28,6 +29,7 @@ from noria.ops.ragged_paged_attention.api import (
 from noria.step.sample import all_plain_greedy, choose, mask_padding, sample, scale_and_filter
 from noria.step.scores import score, width
 from noria.step.shape import Tables, apply_mask, count, shape
+from noria.step.verify import accept
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class StepPrograms:
     ) -> tuple[KVCache, jax.Array, jax.Array]:
         """sampled [max_num_seqs] int32: the tokens of the step before, which the host may not have seen yet.
 
-        packed: int32, see ForwardInputs. -> cache, hidden states [max_num_seqs, E] of the rows to sample from, and
+        packed: int32, see ForwardInputs. -> cache, hidden states [L, E] of the rows to sample from, and
         those of all tokens [T, E], which are there anyway.
         """
         num_tokens = ForwardInputs.num_tokens(packed.shape[0], self.shape)
@@ -66,11 +68,15 @@ class StepPrograms:
         return cache, hidden[inputs.logit_rows], hidden
 
     def sample(self, weights: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
-        """hidden [max_num_seqs, E]; packed: int32, see SampleInputs, of R rows. -> token ids [max_num_seqs],
-        of which the first R have a meaning."""
+        """hidden [L, E]; packed: int32, see SampleInputs, of R rows. -> token ids [max_num_seqs], or [R] where that is
+        more, of which the first R have a meaning: see `accept`."""
         inputs = unpack_sample_inputs(packed)
         token_ids = self.next_tokens(weights, hidden[: inputs.position.shape[0]], inputs)
-        return jnp.pad(token_ids, (0, self.shape.num_rows - token_ids.shape[0]))
+        return self._padded(accept(token_ids, inputs))
+
+    def _padded(self, token_ids: jax.Array) -> jax.Array:
+        """To the places that `forward` takes tokens from, whatever the bucket."""
+        return jnp.pad(token_ids, (0, max(self.shape.num_rows - token_ids.shape[0], 0)))
 
     def sample_shaped(
         self,
@@ -85,14 +91,14 @@ class StepPrograms:
         """In place of `sample` where a row asks for more, whose other rows get the same tokens from both.
 
         tables: donated. sampled: as of forward. packed_shaping: int32, see ShapingInputs. mask: see apply_mask.
-        -> tables, token ids [max_num_seqs], and what `score` says of them [R, ...].
+        -> tables, token ids as of sample, and what `score` says of them [R, ...].
         """
         inputs, shaping = unpack_sample_inputs(packed), ShapingInputs.unpack(packed_shaping, _to_float)
         rows = inputs.position.shape[0]
         raw = self._logits(weights, hidden[:rows], jnp.sum(inputs.num_steps > 0, dtype=jnp.int32))
         logits = apply_mask(shape(raw, inputs, shaping, tables, sampled), mask)
         logits = lax.optimization_barrier(logits)
-        token_ids = choose(logits, inputs)
+        token_ids = accept(choose(logits, inputs), inputs)
 
         def scored(raw: jax.Array, logits: jax.Array) -> jax.Array:
             if self.processed_logprobs:
@@ -102,8 +108,7 @@ class StepPrograms:
 
         nothing = lambda raw, logits: jnp.zeros((rows, width(self.max_logprobs)), jnp.int32)
         scores = lax.cond(jnp.any(shaping.scores == 1), scored, nothing, raw, logits)
-        padded = jnp.pad(token_ids, (0, self.shape.num_rows - rows))
-        return count(tables, shaping, token_ids), padded, scores
+        return count(tables, shaping, token_ids), self._padded(token_ids), scores
 
     def score_prompt(self, weights: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
         """hidden [R, E]; packed int32 [2, R]: row 1 has the tokens that follow, -1 for padding. -> [R, ...], see
