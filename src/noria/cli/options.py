@@ -173,7 +173,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _options_of(source: type, skip: Sequence[str], defaults: Mapping[str, Any]) -> type:
-    hints, comments = typing.get_type_hints(source) | _AS_TEXT, dict(_comments(source))
+    hints, comments = {**typing.get_type_hints(source), **_AS_TEXT}, dict(_comments(source))
     fields: list[Field] = []
     for field in dataclasses.fields(source):
         if field.name in skip:
