@@ -244,7 +244,7 @@ def _pack_shaping(
     for name in ("presence", "frequency", "repetition", "bad"):
         getattr(inputs, name)[places] = getattr(batch, name)[shaped_rows]
     inputs.newest[places] = batch.pending[shaped_rows]
-    length = inputs.tail.shape[1]
+    length = inputs.tail.shape[-1]
     positions = ends[shaped][:, None] + np.arange(-length, 0)
     tokens = batch.token_ids[shaped_rows[:, None], np.maximum(positions, 0)]
     inputs.tail[places] = np.where(positions >= batch.num_prompt[shaped_rows][:, None], tokens, -1)
