@@ -6,17 +6,14 @@ Plain Python without jax, so that a bad option is named before anything heavy is
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json as json_module
 import math
 import os
 import typing
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from noria.checks import describe, hints, is_a
+from noria.checks import as_json, as_tuple, describe, hint, hints, is_a
 from noria.errors import ConfigError, RequestError
 from noria.speculative_config import SpeculativeConfig
 
@@ -48,7 +45,7 @@ class StructuredOutputsParams:
             raise RequestError(f"structured outputs are given by name: {', '.join(known)}")
         for name in options:
             if name not in known:
-                raise RequestError(f"structured_outputs: unknown option {name}; {_hint(name, known)}")
+                raise RequestError(f"structured_outputs: unknown option {name}; {hint(name, known)}")
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
@@ -59,7 +56,7 @@ class StructuredOutputsParams:
             object.__setattr__(self, "choice", tuple(self.choice))
         for field in ("json", "structural_tag"):
             if isinstance(value := getattr(self, field), dict):
-                object.__setattr__(self, field, _as_json(field, value))
+                object.__setattr__(self, field, as_json(field, value))
         kinds = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
         given = [name for name in kinds if getattr(self, name) not in (None, False)]
         if self.choice is not None and not (self.choice and all(self.choice)):
@@ -117,7 +114,7 @@ class SamplingParams:
             if name in _UNSUPPORTED:
                 raise RequestError(f"{name} is not supported; leave it out")
             if name not in known:
-                raise RequestError(f"unknown sampling parameter {name}; {_hint(name, known)}")
+                raise RequestError(f"unknown sampling parameter {name}; {hint(name, known)}")
         return object.__new__(cls)
 
     @classmethod
@@ -129,7 +126,7 @@ class SamplingParams:
         for field, kind in hints(SamplingParams).items():
             if not is_a(getattr(self, field), kind):
                 raise RequestError(f"{field} must be {describe(kind)}, not {getattr(self, field)!r}")
-        object.__setattr__(self, "stop", _as_tuple(self.stop))
+        object.__setattr__(self, "stop", as_tuple(self.stop))
         for field in ("stop_token_ids", "bad_words", "bad_token_ids"):
             object.__setattr__(self, field, tuple(getattr(self, field) or ()))
         if self.allowed_token_ids is not None:
@@ -316,7 +313,7 @@ class EngineConfig:
         known = [f.name for f in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                raise ConfigError(f"unknown option {name}; {_hint(name, known)}")
+                raise ConfigError(f"unknown option {name}; {hint(name, known)}")
         return cls(**options)
 
     @property
@@ -343,10 +340,10 @@ class EngineConfig:
         copies, ranks = self.data_parallel_size, self.num_ranks
         max_num_seqs = self.max_num_seqs or -(-copies * (64 if on_cpu else 256) // ranks) * ranks
         if max_num_seqs % ranks:
+            more = -(-max_num_seqs // ranks) * ranks
             raise ConfigError(
                 f"max_num_seqs ({max_num_seqs}) must be a multiple of data_parallel_size x "
-                f"attention_data_parallel_size ({ranks}), which have equal shares of it; use "
-                f"{-(-max_num_seqs // ranks) * ranks}"
+                f"attention_data_parallel_size ({ranks}), which have equal shares of it; use {more}"
             )
         budget = self.max_num_batched_tokens or max(copies * (512 if on_cpu else 2048), max_num_seqs)
         if budget < max_num_seqs:
@@ -355,7 +352,7 @@ class EngineConfig:
                 "running request can advance in each step; raise the one or lower the other"
             )
         if (speculation := self.speculation) is not None:
-            speculation.check(max_model_len, min(budget, max_num_seqs * max_model_len))
+            speculation.check(max_model_len, min(budget, max_num_seqs * max_model_len) // ranks, ranks)
         sizes = {
             "max_model_len": max_model_len,
             "max_num_seqs": max_num_seqs,
@@ -398,19 +395,3 @@ _UNSUPPORTED = frozenset(
         "output_kind", "extra_args",
     }
 )  # fmt: skip
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
-
-
-def _as_json(name: str, value: dict) -> str:
-    try:
-        return json_module.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise RequestError(f"structured_outputs: {name} is not JSON: {error}") from None
-
-
-def _as_tuple(stop: str | list[str] | tuple[str, ...] | None) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())

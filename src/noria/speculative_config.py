@@ -66,8 +66,14 @@ class SpeculativeConfig:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return json.dumps({name: value for name, value in dataclasses.asdict(self).items() if value != defaults[name]})
 
-    def check(self, max_model_len: int, max_num_batched_tokens: int) -> None:
-        """Raises ConfigError when a whole burst of drafts could never be verified."""
+    def check(self, max_model_len: int, max_num_batched_tokens: int, num_ranks: int = 1) -> None:
+        """max_num_batched_tokens: of a rank. Raises ConfigError when a whole burst of drafts could never be verified,
+        or for a draft model where there are several ranks."""
+        if num_ranks > 1 and self.method == "draft_model":
+            raise _error(
+                "a draft model needs one rank, so neither data_parallel_size nor attention_data_parallel_size; "
+                "use method ngram"
+            )
         for name, limit in (("max_model_len", max_model_len), ("max_num_batched_tokens", max_num_batched_tokens)):
             if self.num_speculative_tokens >= limit:
                 raise _error(

@@ -39,7 +39,7 @@ def check_equal(found: dict[str, Any]) -> None:
     """Tokens and ranks are the same; log-probabilities differ by what another order of sums makes."""
     alone, *others = found.values()
     for run_index, expected in enumerate(alone):
-        if run_index:  # who asks for log-probabilities of the prompt looks nothing up
+        if run_index in (1, 2):  # who asks for log-probabilities of the prompt looks nothing up
             assert sum(answer["cached"] >= 8 for answer in expected) >= len(expected) - 1
         for other in others:
             for answer, same in zip(other[run_index], expected, strict=True):
