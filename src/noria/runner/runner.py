@@ -177,7 +177,7 @@ class ModelRunner:
         """Shapes of the cache arrays, with their places."""
         c = self.model.config
         sizes = (self.layout.slots * num_blocks, self.config.block_size, c.num_kv_heads, c.head_dim)
-        return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, as_bits=self.platform == "cpu"))
+        return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, on_cpu=self.platform == "cpu"))
 
     def initialize_kv_cache(self, num_blocks: int, *, allocate: bool = True) -> None:
         """num_blocks: of the pool, the null block included. allocate: false where only the programs are wanted."""
