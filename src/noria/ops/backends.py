@@ -8,6 +8,7 @@ from functools import partial
 
 from noria.ops.linear import api as linear
 from noria.ops.ragged_paged_attention import api as attention
+from noria.ops.ragged_paged_attention.types import FULL_ATTENTION
 from noria.ops.rotary import api as rotary
 
 
@@ -24,7 +25,7 @@ class Ops:
         platform: str,
         *,
         quantize_activations: bool = False,
-        windows: tuple[int, ...] = (attention.FULL_ATTENTION,),
+        windows: tuple[int, ...] = (FULL_ATTENTION,),
     ) -> Ops:
         """By name; "auto" is the fastest there is. platform: "cpu", "gpu" or "tpu". windows: of the model's layers."""
         chosen = linear.choose(linear_backend, platform)

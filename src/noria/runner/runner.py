@@ -180,7 +180,7 @@ class ModelRunner:
         c = self.model.config
         rows = self.shape.num_ranks * self.layout.slots * num_blocks
         sizes = (rows, self.config.block_size, c.num_kv_heads, c.head_dim)
-        return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, as_bits=self.platform == "cpu"))
+        return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, on_cpu=self.platform == "cpu"))
 
     def initialize_kv_cache(self, num_blocks: int, *, allocate: bool = True) -> None:
         """num_blocks: of the pool of a rank, the null block included. allocate: false where only the programs are
@@ -220,7 +220,7 @@ class ModelRunner:
         return self._programs.capture(self.jobs(), self.config.compile_threads, progress)
 
     def jobs(self) -> Jobs:
-        """By name and bucket, functions that compile one program each: all that serving needs."""
+        """By name and bucket, functions that lower one program each: all that serving needs."""
         c, jobs = self.config, Jobs()
         sizes = (c.max_model_len, c.max_num_batched_tokens // c.num_ranks, c.num_scheduler_steps)
         steps = list(made_up_steps(self.shape, self.buckets, *sizes))
@@ -355,16 +355,16 @@ class ModelRunner:
 
     def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:
         packed = self.placement.by_rank(inputs.forward)
-        return lambda: self._forward.lower(self._weights, self._cache, self._sampled, packed).compile()
+        return lambda: self._forward.lower(self._weights, self._cache, self._sampled, packed)
 
     def _decode_job(self, inputs: StepInputs) -> Callable[[], Any]:
         packed = self.placement.by_rank(inputs.forward), self.placement.by_copy(inputs.sample)
-        return lambda: self._decode.lower(self._weights, self._cache, self._sampled, *packed).compile()
+        return lambda: self._decode.lower(self._weights, self._cache, self._sampled, *packed)
 
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
         rows = self._hidden_states(self.shape.num_ranks * self.shape.num_logit_rows)
         packed = self.placement.by_copy(inputs.sample)
-        return lambda: self._sample.lower(self._weights, rows, packed).compile()
+        return lambda: self._sample.lower(self._weights, rows, packed)
 
     def _hidden_states(self, rows: int) -> jax.ShapeDtypeStruct:
         return self.placement.by_token((rows, self.model.config.hidden_size), self.dtype)
