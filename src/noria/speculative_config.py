@@ -68,10 +68,10 @@ class SpeculativeConfig:
 
     def check(self, max_model_len: int, max_num_batched_tokens: int, num_ranks: int = 1) -> None:
         """max_num_batched_tokens: of a rank. Raises ConfigError when a whole burst of drafts could never be verified,
-        or for a draft model where there are several ranks."""
-        if num_ranks > 1 and self.method == "draft_model":
+        or for drafts by a model where there are several ranks."""
+        if num_ranks > 1 and self.method != "ngram":
             raise _error(
-                "a draft model needs one rank, so neither data_parallel_size nor attention_data_parallel_size; "
+                f"method {self.method} needs one rank, so neither data_parallel_size nor attention_data_parallel_size; "
                 "use method ngram"
             )
         for name, limit in (("max_model_len", max_model_len), ("max_num_batched_tokens", max_num_batched_tokens)):

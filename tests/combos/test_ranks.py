@@ -1,5 +1,5 @@
-"""Lives on several ranks. As elsewhere in this folder, every bit of every hidden state must be that of the request alone:
-requests are divided among devices, and none is computed by several."""
+"""Lives on several ranks. As elsewhere in this folder, every bit of every hidden state must be that of the request
+alone: requests are divided among devices, and none is computed by several."""
 
 from __future__ import annotations
 

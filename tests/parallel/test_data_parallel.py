@@ -119,7 +119,7 @@ def test_meshes_that_cannot_be_had(options: dict[str, Any], message: str) -> Non
         ),
         (
             {**DATA_2, "speculative_config": {"method": "draft_model", "model": "x", "num_speculative_tokens": 2}},
-            "speculative_config: a draft model needs one rank.*use method ngram",
+            "speculative_config: method draft_model needs one rank.*use method ngram",
         ),
     ],
 )
