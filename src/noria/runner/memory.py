@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,9 @@ def plan_memory(
     cache_dtype: str,
     on_cpu: bool,
 ) -> MemoryPlan:
-    """Raises ConfigError when the pool cannot hold one request of max_model_len tokens."""
+    """model, weights: what one device has of them.
+
+    Raises ConfigError when the pool cannot hold one request of max_model_len tokens."""
     per_layer = KVCache.bytes_per_block(config.block_size, model.num_kv_heads, model.head_dim, cache_dtype)
     block_bytes = per_layer * layout.slots
     activations = activation_bytes(config, model, activation_dtype_bytes)
@@ -118,11 +121,16 @@ def _attention_tile_bytes(model: DecoderConfig, dtype_bytes: int) -> int:
     return max(in_xla, (os.cpu_count() or 1) * scratch_bytes(model.head_dim))
 
 
-def available_bytes(device: Any) -> int:
-    """Memory that is free on the device (a jax.Device); on a CPU what the system could give without swapping."""
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats:
-        return stats["bytes_limit"] - stats["bytes_in_use"]
+def available_bytes(devices: Sequence[Any]) -> int:
+    """Memory that is free on each of the devices (jax.Device); on a CPU what the system could give without swapping,
+    divided by their number."""
+    found = [device.memory_stats() for device in devices if device.platform != "cpu"]
+    if found and all(found):
+        return min(stats["bytes_limit"] - stats["bytes_in_use"] for stats in found)
+    return _system_bytes() // len(devices)
+
+
+def _system_bytes() -> int:
     try:
         with open("/proc/meminfo") as lines:
             fields = dict(line.split(":", 1) for line in lines)

@@ -6,12 +6,12 @@ The verbs are the field's. A schedule is all it needs, whichever scheduler made 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from noria.batch.buckets import Buckets
 from noria.batch.inputs import BatchShape
@@ -20,13 +20,17 @@ from noria.batch.persistent import PersistentBatch
 from noria.cache.layout import CacheLayout, plan_layout
 from noria.config import ResolvedConfig, SamplingParams
 from noria.errors import ConfigError
+from noria.models.config import DecoderConfig
 from noria.models.decoder import Decoder
-from noria.nn.param import abstract_params, param_bytes, random_params
+from noria.nn.param import Param, abstract_params, dense_leaf, random_params
 from noria.observe.step_clock import StepClock
 from noria.ops import native
-from noria.ops.backends import Ops
 from noria.ops.linear.types import DenseWeight, PackedWeight
 from noria.ops.ragged_paged_attention.api import KVCache
+from noria.parallel.ops import on_mesh
+from noria.parallel.placement import Placement
+from noria.parallel.rules import check_sizes, on_one_device, with_kv_copies
+from noria.runner.backends import choose_ops
 from noria.runner.capture import (
     CaptureReport,
     MadeUpBlocks,
@@ -38,36 +42,40 @@ from noria.runner.capture import (
 from noria.runner.memory import MemoryPlan, available_bytes, plan_memory
 from noria.runner.pack_weights import MatrixForm
 from noria.runner.results import SampledTokens
-from noria.runner.shaper import Shaper
+from noria.runner.shaper import Jobs, Shaper
 from noria.runner.work import WorkModel
 from noria.scheduler.schedule import GrammarMasks, Schedule
 from noria.step.decode import DecodeProgram
 from noria.step.programs import StepPrograms
 from noria.weights.base import Checkpoint
-from noria.weights.load import abstract_weights, load_weights, place_on
+from noria.weights.load import Tensors, abstract_weights, load_weights
 
 
 class ModelRunner:
-    """One model on one device. Call, in this order: load_model, initialize_kv_cache, capture_model; then steps.
+    """One model on the devices of a mesh.
+
+    Call, in this order: load_model, initialize_kv_cache, capture_model; then steps.
 
     A step is execute_model followed by sample_tokens: between the two the device is at work and the host is free. Of a
     burst execute_model dispatches everything.
     """
 
-    def __init__(self, config: ResolvedConfig, model: Decoder, dtype: str, device: Any, num_valid_tokens: int) -> None:
-        """dtype: of weights and activations. device: a jax.Device. num_valid_tokens: ids the tokenizer knows."""
+    def __init__(self, config: ResolvedConfig, model: Decoder, dtype: str, mesh: Mesh, num_valid_tokens: int) -> None:
+        """dtype: of weights and activations. num_valid_tokens: ids the tokenizer knows.
+
+        Raises ConfigError when the model cannot be split over the mesh, or an op cannot be had.
+        """
+        check_sizes(model.config, config.tensor_parallel_size)
         self.config = config
-        self.model = model
-        self.device = device
+        self.placement = Placement(mesh, model.config)
+        self._checkpoint_model = model  # KV heads as the checkpoint has them
+        self.model = Decoder(with_kv_copies(model.config, mesh))
+        self.platform = self.placement.devices[0].platform
         self.dtype = dtype
         self.cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        attention, linear = (
-            _backend(config, f"{op}_backend", dtype, device.platform) for op in ("attention", "linear")
-        )
-        self._ops = Ops.choose(attention, linear, device.platform, quantize_activations=config.quantize_activations)
-        if config.quantize_activations and not self._ops.linear.packed:
-            raise ConfigError("quantize_activations needs the native linear op; leave it out, or see noria env for why")
-        self._matrices = MatrixForm(self._ops.linear.packed, config.quantization)
+        ops = choose_ops(config, self._model_on_one, dtype, self.cache_dtype, self.platform)
+        self._ops = on_mesh(ops, self.placement)
+        self._matrices = MatrixForm(ops.linear.packed, config.quantization)
         self.layout: CacheLayout = plan_layout(model.config.windows)
         self.buckets = Buckets.of(config)
         blocks = -(-config.max_model_len // config.block_size)
@@ -103,22 +111,29 @@ class ModelRunner:
 
     def load_model(self, checkpoint: Checkpoint | None, progress: Callable[[int, int], None] | None = None) -> None:
         """From a checkpoint, or, when there is none, random weights."""
-        declaration = self.model.declaration()
+        declaration, put = self._checkpoint_model.declaration(), self.placement.put
         if checkpoint is None:
-            with jax.default_device(self.device):
+            with jax.default_device(self.placement.devices[0]):
                 weights = random_params(declaration, self.dtype, self.config.seed or 0)
             if not self._matrices.is_plain:
                 weights = _map_weights(self._matrices.convert, weights)
+            weights = self.placement.map(put, declaration, weights)
         else:
-            make = None if self._matrices.is_plain else self._matrices.load
-            weights = load_weights(checkpoint, declaration, self.dtype, place_on(self.device), progress, make)
+
+            def place(buffer: np.ndarray, param: Param) -> Any:
+                return put(param, dense_leaf(param, buffer))
+
+            def pack(param: Param, tensors: Tensors) -> Any:
+                return put(param, self._matrices.load(param, tensors))
+
+            make = None if self._matrices.is_plain else pack
+            weights = load_weights(checkpoint, declaration, self.dtype, place, progress, make)
         _check_rounding(self.config, weights)
-        # All committed to the device: the compiled programs are then the same wherever weights came from.
-        self._weights = jax.device_put(weights, self.device)
+        self._weights = weights
 
     def describe_model(self, checkpoint: Checkpoint | None) -> None:
         """In place of load_model where only the programs are wanted: the shapes of what it would load."""
-        declaration = self.model.declaration()
+        declaration = self._checkpoint_model.declaration()
         if checkpoint is None:
             weights = abstract_params(declaration, self.dtype)
             if not self._matrices.is_plain:
@@ -127,51 +142,56 @@ class ModelRunner:
             make = None if self._matrices.is_plain else self._matrices.abstract
             weights = abstract_weights(checkpoint, declaration, self.dtype, make)
         _check_rounding(self.config, weights)
-        self._weights = self._on_device(weights)
+        self._weights = self.placement.map(self.placement.describe, declaration, weights)
 
-    def _on_device(self, shapes: Any) -> Any:
-        """Shapes that lower to the same program as arrays on the device."""
-        sharding = jax.sharding.SingleDeviceSharding(self.device)
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
+    def profile_run(self, available: int | None = None) -> MemoryPlan:
+        """How a device's memory is divided. Raises ConfigError when one request of max_model_len does not fit.
 
-    def profile_run(self) -> MemoryPlan:
-        """How the device's memory is divided. Raises ConfigError when one request of max_model_len does not fit.
-
-        May be called before load_model, when the weights count as if none stayed packed.
+        May be called before load_model, when the weights count as if none stayed packed. available: bytes that a
+        device has for the engine; None: those that are free now, of which memory_utilization is a share.
         """
-        leaves = jax.tree.leaves(self._weights)
-        loaded = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, jax.Array))
-        weights = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        weights = weights or param_bytes(self.model.declaration(), self.dtype)
+        declaration = self._checkpoint_model.declaration()
+        shapes = self._weights
+        if shapes is None:
+            describe = self.placement.describe
+            shapes = self.placement.map(describe, declaration, abstract_params(declaration, self.dtype))
+        if available is None:
+            loaded = [leaf for leaf in jax.tree.leaves(self._weights) if isinstance(leaf, jax.Array)]
+            free = available_bytes(self.placement.devices) + self.placement.bytes_on_one(loaded)
+            available = int(free * self.config.memory_utilization)
         return plan_memory(
             self.config,
-            self.model.config,
+            self._model_on_one,
             self.layout,
-            available=int((available_bytes(self.device) + loaded) * self.config.memory_utilization),
-            weights=weights,
+            available=available,
+            weights=self.placement.bytes_on_one(shapes),
             activation_dtype_bytes=jnp.dtype(self.dtype).itemsize,
             cache_dtype=self.cache_dtype,
-            on_cpu=self.device.platform == "cpu",
+            on_cpu=self.platform == "cpu",
         )
 
+    @property
+    def _model_on_one(self) -> DecoderConfig:
+        return on_one_device(self.model.config, self.placement.mesh)
+
     def get_kv_cache_spec(self, num_blocks: int) -> KVCache:
-        """Shapes of the cache arrays."""
+        """Shapes of the cache arrays, with their places."""
         c = self.model.config
-        return KVCache.abstract(
-            self.layout.slots * num_blocks, self.config.block_size, c.num_kv_heads, c.head_dim, self.cache_dtype
-        )
+        sizes = (self.layout.slots * num_blocks, self.config.block_size, c.num_kv_heads, c.head_dim)
+        return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, on_cpu=self.platform == "cpu"))
 
     def initialize_kv_cache(self, num_blocks: int, *, allocate: bool = True) -> None:
         """num_blocks: of the pool, the null block included. allocate: false where only the programs are wanted."""
-        sampled = jax.ShapeDtypeStruct((self.shape.num_rows,), jnp.int32)
-        shapes = (self.get_kv_cache_spec(num_blocks), sampled)
-        if allocate:
-            on_cpu = self.device.platform == "cpu" and native.available()
-            make = native.uninitialized if on_cpu else partial(jax.tree.map, lambda s: jnp.zeros(s.shape, s.dtype))
-            with jax.default_device(self.device):
-                self._cache, self._sampled = make(shapes[0]), jnp.zeros(self.shape.num_rows, jnp.int32)
+        spec, whole = self.get_kv_cache_spec(num_blocks), self.placement.replicated
+        self._sampled = jax.ShapeDtypeStruct((self.shape.num_rows,), jnp.int32, sharding=whole)
+        if not allocate:
+            self._cache = spec
         else:
-            self._cache, self._sampled = shapes
+            zeros = lambda shapes: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype, device=s.sharding), shapes)
+            self._sampled = zeros(self._sampled)
+            on_cpu = self.platform == "cpu" and native.available() and not self.placement.is_parallel
+            with jax.default_device(self.placement.devices[0]):
+                self._cache = native.uninitialized(spec) if on_cpu else zeros(spec)
         steps = StepPrograms(
             model=self.model,
             shape=self.shape,
@@ -182,26 +202,31 @@ class ModelRunner:
             max_logprobs=self.config.max_logprobs,
             processed_logprobs=self.config.logprobs_mode == "processed_logprobs",
         )
-        self._shaper = Shaper(steps, self._programs, self.device, self.dtype, self.clock)
-        self._forward = jax.jit(steps.forward, donate_argnums=1)
-        self._sample = jax.jit(steps.sample)
+        self._shaper = Shaper(steps, self._programs, self.placement, self.dtype, self.clock)
+        places = jax.tree.map(lambda leaf: leaf.sharding, spec)
+        self._forward = jax.jit(steps.forward, donate_argnums=1, out_shardings=(places, whole, whole))
+        self._sample = jax.jit(steps.sample, out_shardings=whole)
         # Rounded up, because to compile takes long: neighbouring values of the option share their programs.
         max_steps = max(8, 1 << (self.config.num_scheduler_steps - 1).bit_length())
-        self._decode = jax.jit(DecodeProgram(steps, max_steps).decode, donate_argnums=1)
+        decode = DecodeProgram(steps, max_steps).decode
+        self._decode = jax.jit(decode, donate_argnums=1, out_shardings=(places, whole, whole))
 
     def capture_model(self, progress: Callable[[int, int], None] | None = None) -> CaptureReport:
         """Compiles every program that the buckets allow."""
-        c, jobs = self.config, {}
+        return self._programs.capture(self.jobs(), self.config.compile_threads, progress)
+
+    def jobs(self) -> Jobs:
+        """By name and bucket, functions that lower one program each: all that serving needs."""
+        c, jobs = self.config, Jobs()
         sizes = (c.max_model_len, c.max_num_batched_tokens, c.num_scheduler_steps)
         steps = list(made_up_steps(self.shape, self.buckets, *sizes))
         for inputs in steps:
             if inputs.is_burst:
-                jobs[("decode", inputs.num_rows)] = self._decode_job(inputs)
+                jobs["decode", inputs.num_rows] = self._decode_job(inputs)
             else:
-                jobs[("forward", inputs.num_tokens)] = self._forward_job(inputs)
-                jobs[("sample", inputs.num_rows)] = self._sample_job(inputs)
-        jobs |= self._shaper.jobs(self._weights, steps)
-        return self._programs.capture(jobs, c.compile_threads, progress)
+                jobs["forward", inputs.num_tokens] = self._forward_job(inputs)
+                jobs["sample", inputs.num_rows] = self._sample_job(inputs)
+        return jobs | self._shaper.jobs(self._weights, steps)
 
     def execute_model(self, schedule: Schedule) -> tuple[str, ...]:
         """Dispatches the forward pass of a step, or the whole of a burst; its tokens come from sample_tokens.
@@ -308,10 +333,11 @@ class ModelRunner:
         )
 
     def work_model(self) -> WorkModel:
-        """What the steps of this model must read and compute at least. After load_model."""
-        c = self.model.config
+        """What a device must read and compute at least in the steps of this model. After load_model."""
+        c = self._model_on_one
         block = KVCache.bytes_per_block(self.config.block_size, c.num_kv_heads, c.head_dim, self.cache_dtype)
-        return WorkModel(c, self._weights, block / self.config.block_size)
+        weights = self.placement.shapes_on_one(self._weights)
+        return WorkModel(c, weights, block / self.config.block_size)
 
     def close(self) -> None:
         """Gives the device's memory back."""
@@ -322,16 +348,17 @@ class ModelRunner:
         self._forward = self._sample = self._decode = None
 
     def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        return lambda: self._forward.lower(self._weights, self._cache, self._sampled, inputs.forward).compile()
+        packed = self.placement.host(inputs.forward)
+        return lambda: self._forward.lower(self._weights, self._cache, self._sampled, packed)
 
     def _decode_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        return lambda: self._decode.lower(
-            self._weights, self._cache, self._sampled, inputs.forward, inputs.sample
-        ).compile()
+        packed = self.placement.host((inputs.forward, inputs.sample))
+        return lambda: self._decode.lower(self._weights, self._cache, self._sampled, *packed)
 
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
         rows = jax.ShapeDtypeStruct((self.shape.num_logit_rows, self.model.config.hidden_size), self.dtype)
-        return lambda: self._sample.lower(self._weights, rows, inputs.sample).compile()
+        arguments = self.placement.host((rows, inputs.sample))
+        return lambda: self._sample.lower(self._weights, *arguments)
 
 
 def _check_rounding(config: ResolvedConfig, weights: Any) -> None:
@@ -347,23 +374,3 @@ def _check_rounding(config: ResolvedConfig, weights: Any) -> None:
 def _map_weights(function: Callable[[DenseWeight], Any], weights: Any) -> Any:
     is_weight = lambda leaf: isinstance(leaf, DenseWeight)
     return jax.tree.map(lambda leaf: function(leaf) if is_weight(leaf) else leaf, weights, is_leaf=is_weight)
-
-
-def _backend(config: ResolvedConfig, option: str, dtype: str, platform: str) -> str:
-    """Of an op that has a native back end, which computes in float32 and bfloat16, on CPUs.
-
-    option: the name of its option. Raises ConfigError when native was asked for in vain.
-    """
-    choice = getattr(config, option)
-    if choice == "auto":
-        return "xla" if dtype == "float16" else choice
-    if choice == "native":
-        why = (
-            f"it needs a CPU, not {platform}" if platform != "cpu"
-            else "it does not compute in float16" if dtype == "float16"
-            else None if native.available()
-            else f"the library is {native.status()}"
-        )  # fmt: skip
-        if why is not None:
-            raise ConfigError(f"{option} native cannot be used: {why}; use auto or xla")
-    return choice
