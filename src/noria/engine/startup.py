@@ -147,19 +147,19 @@ def _draft(
 ) -> tuple[DraftModelProposer, StartupReport]:
     """The draft model, ready to serve, before the target divides the memory. config, tokenizer: the target's."""
     options, vocab_size = config.speculation, target.model.config.vocab_size
-    mesh, platform = target.placement.mesh, target.platform
+    placement, platform = target.placement, target.platform
     assert options is not None
     assert options.model is not None
     path = resolve_model(options.model, options.revision, cache_home())
     with open_checkpoint(path, config_only=config.load_format == "dummy") as checkpoint:
         model = build_model(checkpoint.config)
         _check_draft(options.model, model.config.vocab_size, tokenizer, vocab_size, path)
-        own = draft_options(config, platform, available_bytes(target.placement.devices))
+        own = draft_options(config, platform, available_bytes(placement.devices))
         limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
         try:
             resolved = own.resolve(limits, platform)
             dtype = _dtype(own, checkpoint, platform)
-            runner = ModelRunner(resolved, model, dtype, mesh, tokenizer.vocab_size or vocab_size)
+            runner = ModelRunner(resolved, model, dtype, placement.mesh, tokenizer.vocab_size or vocab_size)
             runner.clock = target.clock  # they keep one device busy
             runner.profile_run()
         except ConfigError as error:
