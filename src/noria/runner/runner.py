@@ -29,7 +29,7 @@ from noria.ops.linear.types import DenseWeight, PackedWeight
 from noria.ops.ragged_paged_attention.api import KVCache
 from noria.parallel.ops import on_mesh
 from noria.parallel.placement import Placement
-from noria.parallel.rules import check_sizes, on_one_device, with_kv_copies
+from noria.parallel.rules import check_sizes, num_shards, on_one_device, with_kv_copies
 from noria.runner.backends import choose_ops
 from noria.runner.capture import (
     CaptureReport,
@@ -66,6 +66,11 @@ class ModelRunner:
         Raises ConfigError when the model cannot be split over the mesh, or an op cannot be had.
         """
         check_sizes(model.config, config.tensor_parallel_size, config.attention_data_parallel_size)
+        if (ranks := num_shards("ranks", mesh)) != config.num_ranks:
+            raise ConfigError(
+                f"data_parallel_size x attention_data_parallel_size is {config.num_ranks}, but the mesh has {ranks} such "
+                "places; leave them out, where the mesh is made without them"
+            )
         self.config = config
         self.placement = Placement(mesh, model.config)
         self._checkpoint_model = model  # KV heads as the checkpoint has them
