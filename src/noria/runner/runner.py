@@ -68,8 +68,8 @@ class ModelRunner:
         check_sizes(model.config, config.tensor_parallel_size, config.attention_data_parallel_size)
         if (ranks := num_shards("ranks", mesh)) != config.num_ranks:
             raise ConfigError(
-                f"data_parallel_size x attention_data_parallel_size is {config.num_ranks}, but the mesh has {ranks} such "
-                "places; leave them out, where the mesh is made without them"
+                f"data_parallel_size x attention_data_parallel_size is {config.num_ranks}, but the mesh has {ranks} "
+                "such places; leave them out, where the mesh is made without them"
             )
         self.config = config
         self.placement = Placement(mesh, model.config)
