@@ -248,7 +248,7 @@ class EngineConfig:
 
     kv_cache_dtype: CacheDtype = "auto"  # auto: the dtype of the activations
     block_size: int = 16  # tokens in a cache block
-    num_blocks_override: int | None = None  # size of the pool, instead of computing it from memory
+    num_blocks_override: int | None = None  # size of the pool (of each rank), instead of computing it from memory
     memory_utilization: float = 0.9  # share of the device's memory the engine may take
     kv_cache_memory_bytes: int | None = None  # upper bound of the pool; None on a CPU: 1 GiB
     enable_prefix_caching: bool = True
