@@ -19,6 +19,7 @@ _TARGETS = (
     "noria_embed",
     "noria_rotary",
     "noria_ragged_paged_attention",
+    "noria_sample",
     "noria_uninitialized",
 )
 

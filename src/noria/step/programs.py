@@ -26,7 +26,8 @@ from noria.ops.ragged_paged_attention.api import (
     LayerAddress,
     RaggedBatch,
 )
-from noria.step.sample import all_plain_greedy, choose, mask_padding, sample, scale_and_filter
+from noria.ops.sampling.xla import mask_padding, scale_and_filter
+from noria.step.sample import all_plain_greedy, stop_columns
 from noria.step.scores import score, width
 from noria.step.shape import Tables, apply_mask, count, shape
 from noria.step.verify import accept
@@ -95,10 +96,12 @@ class StepPrograms:
         """
         inputs, shaping = unpack_sample_inputs(packed), ShapingInputs.unpack(packed_shaping, _to_float)
         rows = inputs.position.shape[0]
-        raw = self._logits(weights, hidden[:rows], jnp.sum(inputs.num_steps > 0, dtype=jnp.int32))
+        raw = self._logits(weights, hidden[:rows], count_rows(inputs))
         logits = apply_mask(shape(raw, inputs, shaping, tables, sampled), mask)
         logits = lax.optimization_barrier(logits)
-        token_ids = accept(choose(logits, inputs), inputs)
+        none = jnp.zeros((rows, 0), jnp.int32)  # what is banned is masked
+        chosen = self.ops.sample(logits, inputs, none, count_rows(inputs), num_tokens=logits.shape[1])
+        token_ids = accept(chosen, inputs)
 
         def scored(raw: jax.Array, logits: jax.Array) -> jax.Array:
             if self.processed_logprobs:
@@ -131,10 +134,12 @@ class StepPrograms:
 
     def next_tokens(self, weights: Any, hidden: jax.Array, inputs: SampleInputs) -> jax.Array:
         """hidden [R, E] -> token ids [R]."""
-        num_rows = jnp.sum(inputs.num_steps > 0, dtype=jnp.int32)
+        num_rows = count_rows(inputs)
 
         def choose(hidden: jax.Array) -> jax.Array:
-            return sample(self.model.logits(weights, hidden, num_rows, self.ops), inputs, self.num_valid_tokens)
+            logits = self.model.logits(weights, hidden, num_rows, self.ops)
+            banned = stop_columns(inputs, logits.shape[1])
+            return self.ops.sample(logits, inputs, banned, num_rows, num_tokens=self.num_valid_tokens)
 
         def greedy(hidden: jax.Array) -> jax.Array:
             return self.model.greedy(weights, hidden, num_rows, self.num_valid_tokens, self.ops)
@@ -158,6 +163,11 @@ def known_tokens(inputs: ForwardInputs, sampled: jax.Array) -> jax.Array:
     """Token ids [T]; those that the host did not know come from `sampled`."""
     known = inputs.token_sources < 0
     return jnp.where(known, inputs.token_ids, sampled[jnp.maximum(inputs.token_sources, 0)])
+
+
+def count_rows(inputs: SampleInputs) -> jax.Array:
+    """Of those that are not padding, which come first."""
+    return jnp.sum(inputs.num_steps > 0, dtype=jnp.int32)
 
 
 def unpack_sample_inputs(packed: jax.Array) -> SampleInputs:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from noria.step.sample import order_free_sum
+from noria.ops.sampling.xla import order_free_sum
 
 _FIXED = 3  # rank, logit of the token, sum; then ids and logits of the likeliest
 LOWEST = (
