@@ -23,6 +23,25 @@ struct Sum {
   }
 };
 
+// Sums of the digits of up to 2^19 weights, lane by lane.
+struct Sums {
+  Words parts[3] = {zero_words(), zero_words(), zero_words()};
+  template <typename Digits>
+  void add(const Digits& digits) {
+    for (int i = 0; i < 3; ++i) parts[i] = add_words(parts[i], digits.parts[i]);
+  }
+  Sum total() const {
+    Sum total;
+    alignas(64) uint32_t each[kLanes];
+    for (int i = 0; i < 3; ++i) {
+      store_words(each, parts[i]);
+      for (const uint32_t part : each) total.parts[i] += part;
+    }
+    return total;
+  }
+};
+constexpr float kWeightless = -28;  // e^-28 < 2^-39
+
 // The digits of sixteen weights.
 struct Digits {
   Words parts[3];
@@ -129,25 +148,19 @@ class Filter {
   Sum collect(float cut) {
     candidates_ = scratch<Candidate, 0>(scaled_.vocab + kLanes);
     count_ = 0;
-    Words sums[3] = {zero_words(), zero_words(), zero_words()};
+    Sums sums;
     for (int64_t token = 0; token < scaled_.vocab; token += kLanes) {
       const Lanes logits = scaled_.at(token);
       const float likeliest = max_of(logits);
-      if (likeliest < -28) {  // all weights are less than 2^-39
+      if (likeliest < kWeightless) {
         if (likeliest >= cut) append(logits, nullptr, cut, token);
         continue;
       }
       const Digits digits(exp(logits));
-      for (int i = 0; i < 3; ++i) sums[i] = add_words(sums[i], digits.parts[i]);
+      sums.add(digits);
       if (likeliest >= cut) append(logits, &digits, cut, token);
     }
-    Sum total;
-    alignas(64) uint32_t parts[kLanes];
-    for (int i = 0; i < 3; ++i) {
-      store_words(parts, sums[i]);
-      for (uint32_t part : parts) total.parts[i] += part;
-    }
-    return total;
+    return sums.total();
   }
 
   void append(Lanes logits, const Digits* digits, float cut, int64_t token) {

@@ -5,5 +5,5 @@
 
 namespace noria {
 extern const sampling::Kernels sampling_avx2 __attribute__((visibility("default")));
-const sampling::Kernels sampling_avx2 = {avx2::choose};
+const sampling::Kernels sampling_avx2 = {avx2::choose, avx2::score};
 }  // namespace noria

@@ -5,5 +5,5 @@
 
 namespace noria {
 extern const sampling::Kernels sampling_avx512_bf16 __attribute__((visibility("default")));
-const sampling::Kernels sampling_avx512_bf16 = {avx512_bf16::choose};
+const sampling::Kernels sampling_avx512_bf16 = {avx512_bf16::choose, avx512_bf16::score};
 }  // namespace noria

@@ -5,5 +5,5 @@
 
 namespace noria {
 extern const sampling::Kernels sampling_avx512_vnni __attribute__((visibility("default")));
-const sampling::Kernels sampling_avx512_vnni = {avx512_vnni::choose};
+const sampling::Kernels sampling_avx512_vnni = {avx512_vnni::choose, avx512_vnni::score};
 }  // namespace noria

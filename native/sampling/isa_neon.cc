@@ -5,5 +5,5 @@
 
 namespace noria {
 extern const sampling::Kernels sampling_neon __attribute__((visibility("default")));
-const sampling::Kernels sampling_neon = {neon::choose};
+const sampling::Kernels sampling_neon = {neon::choose, neon::score};
 }  // namespace noria

@@ -5,5 +5,5 @@
 
 namespace noria {
 extern const sampling::Kernels sampling_neon_dot __attribute__((visibility("default")));
-const sampling::Kernels sampling_neon_dot = {neon_dot::choose};
+const sampling::Kernels sampling_neon_dot = {neon_dot::choose, neon_dot::score};
 }  // namespace noria

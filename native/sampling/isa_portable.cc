@@ -5,5 +5,5 @@
 
 namespace noria {
 extern const sampling::Kernels sampling_portable __attribute__((visibility("default")));
-const sampling::Kernels sampling_portable = {portable::choose};
+const sampling::Kernels sampling_portable = {portable::choose, portable::score};
 }  // namespace noria

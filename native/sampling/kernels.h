@@ -95,4 +95,50 @@ int32_t choose(const sampling::Row& row) {
   return draw(scaled, floor, Noise(row.key_high, row.key_low, row.position), likeliest);
 }
 
+// The likeliest tokens, the first of equals before the others.
+class Likeliest {
+ public:
+  Likeliest(int64_t count, int32_t* ids, float* values) : count_(count), ids_(ids), values_(values) {
+    std::fill(ids, ids + count, 0);
+    std::fill(values, values + count, -INFINITY);
+  }
+  float least() const { return count_ ? values_[count_ - 1] : INFINITY; }  // more than this belongs to them
+  void insert(int32_t id, float value) {
+    int64_t place = count_ - 1;
+    for (; place > 0 && values_[place - 1] < value; --place) values_[place] = values_[place - 1], ids_[place] = ids_[place - 1];
+    values_[place] = value, ids_[place] = id;
+  }
+
+ private:
+  const int64_t count_;
+  int32_t* const ids_;
+  float* const values_;
+};
+
+sampling::Score score(const float* logits, int64_t vocab, int32_t token, int64_t num_top, int32_t* ids, float* values) {
+  Likeliest likeliest(num_top, ids, values);
+  const float largest = largest_of(logits, vocab);
+  if (!(largest > -INFINITY)) {  // nothing can be said
+    std::fill(values, values + num_top, NAN);
+    return {1, NAN, NAN};
+  }
+  const Scaled scaled{logits, vocab, largest, 1.0f};
+  const float chosen = logits[token >= 0 && token < vocab ? token : 0] - largest;
+  int32_t rank = 1;
+  Sums sums;
+  alignas(64) float each[kLanes];
+  for (int64_t at = 0; at < vocab; at += kLanes) {
+    const Lanes x = scaled.at(at);
+    const float top = max_of(x);
+    if (top >= kWeightless) sums.add(Digits(exp(x)));
+    if (top <= chosen && top <= likeliest.least()) continue;
+    store(each, x);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      rank += each[lane] > chosen;
+      if (each[lane] > likeliest.least()) likeliest.insert(static_cast<int32_t>(at + lane), each[lane]);
+    }
+  }
+  return {rank, chosen, sums.total().value()};
+}
+
 }  // namespace noria::NORIA_ISA

@@ -19,9 +19,17 @@ struct Row {
   uint32_t key_high, key_low, position;
 };
 
-// The same function compiled for one set of processor instructions each.
+// What is said of a token: see Score in ops/sampling/api.py. Floats travel as their bits.
+struct Score {
+  int32_t rank;
+  float logit, sum;
+};
+
+// The same functions compiled for one set of processor instructions each.
 struct Kernels {
   int32_t (*choose)(const Row& row);
+  // Fills ids and values [num_top]. A token outside the vocabulary stands for the first one.
+  Score (*score)(const float* logits, int64_t vocab, int32_t token, int64_t num_top, int32_t* ids, float* values);
 };
 
 }  // namespace noria::sampling

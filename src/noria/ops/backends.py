@@ -18,7 +18,7 @@ class Ops:
     attention: attention.RaggedPagedAttention
     linear: linear.Backend
     rotary: rotary.Rotary
-    sample: sampling.Sample
+    sampling: sampling.Backend
 
     @staticmethod
     def choose(

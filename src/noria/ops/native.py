@@ -20,6 +20,7 @@ _TARGETS = (
     "noria_rotary",
     "noria_ragged_paged_attention",
     "noria_sample",
+    "noria_score",
     "noria_uninitialized",
 )
 

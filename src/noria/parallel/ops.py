@@ -36,7 +36,7 @@ def on_mesh(ops: Ops, placement: Placement) -> Ops:
         embed=partial(_embed, ops.linear, placement),
         argmax=partial(_argmax, ops.linear, placement),
     )
-    return Ops(partial(_attention, ops, placement), linear, partial(_rotary, ops, placement), ops.sample)
+    return Ops(partial(_attention, ops, placement), linear, partial(_rotary, ops, placement), ops.sampling)
 
 
 def _each_device(placement: Placement, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:

@@ -26,9 +26,9 @@ from noria.ops.ragged_paged_attention.api import (
     LayerAddress,
     RaggedBatch,
 )
+from noria.ops.sampling.types import score_width
 from noria.ops.sampling.xla import mask_padding, scale_and_filter
 from noria.step.sample import all_plain_greedy, stop_columns
-from noria.step.scores import score, width
 from noria.step.shape import Tables, apply_mask, count, shape
 from noria.step.verify import accept
 
@@ -92,7 +92,7 @@ class StepPrograms:
         """In place of `sample` where a row asks for more, whose other rows get the same tokens from both.
 
         tables: donated. sampled: as of forward. packed_shaping: int32, see ShapingInputs. mask: see apply_mask.
-        -> tables, token ids as of sample, and what `score` says of them [R, ...].
+        -> tables, token ids as of sample, and what the score op says of them [R, ...].
         """
         inputs, shaping = unpack_sample_inputs(packed), ShapingInputs.unpack(packed_shaping, _to_float)
         rows = inputs.position.shape[0]
@@ -100,25 +100,26 @@ class StepPrograms:
         logits = apply_mask(shape(raw, inputs, shaping, tables, sampled), mask)
         logits = lax.optimization_barrier(logits)
         none = jnp.zeros((rows, 0), jnp.int32)  # what is banned is masked
-        chosen = self.ops.sample(logits, inputs, none, count_rows(inputs), num_tokens=logits.shape[1])
+        chosen = self.ops.sampling.sample(logits, inputs, none, count_rows(inputs), num_tokens=logits.shape[1])
         token_ids = accept(chosen, inputs)
 
         def scored(raw: jax.Array, logits: jax.Array) -> jax.Array:
             if self.processed_logprobs:
                 is_random = (inputs.temperature > 0)[:, None]
                 raw = lax.optimization_barrier(jnp.where(is_random, scale_and_filter(logits, inputs), logits))
-            return score(raw, token_ids, self.max_logprobs)
+            return self.ops.sampling.score(raw, token_ids, count_rows(inputs), num_top=self.max_logprobs)
 
-        nothing = lambda raw, logits: jnp.zeros((rows, width(self.max_logprobs)), jnp.int32)
+        nothing = lambda raw, logits: jnp.zeros((rows, score_width(self.max_logprobs)), jnp.int32)
         scores = lax.cond(jnp.any(shaping.scores == 1), scored, nothing, raw, logits)
         return count(tables, shaping, token_ids), self._padded(token_ids), scores
 
     def score_prompt(self, weights: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
         """hidden [R, E]; packed int32 [2, R]: row 1 has the tokens that follow, -1 for padding. -> [R, ...], see
-        `score`."""
+        the score op."""
         token_ids = packed[1]
-        logits = self._logits(weights, hidden, jnp.sum(token_ids >= 0, dtype=jnp.int32))
-        return score(logits, token_ids, self.max_logprobs)
+        rows = jnp.sum(token_ids >= 0, dtype=jnp.int32)
+        logits = self._logits(weights, hidden, rows)
+        return self.ops.sampling.score(logits, token_ids, rows, num_top=self.max_logprobs)
 
     def _logits(self, weights: Any, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
         """[R, V], with vocabulary padding masked, computed once."""
@@ -139,7 +140,7 @@ class StepPrograms:
         def choose(hidden: jax.Array) -> jax.Array:
             logits = self.model.logits(weights, hidden, num_rows, self.ops)
             banned = stop_columns(inputs, logits.shape[1])
-            return self.ops.sample(logits, inputs, banned, num_rows, num_tokens=self.num_valid_tokens)
+            return self.ops.sampling.sample(logits, inputs, banned, num_rows, num_tokens=self.num_valid_tokens)
 
         def greedy(hidden: jax.Array) -> jax.Array:
             return self.model.greedy(weights, hidden, num_rows, self.num_valid_tokens, self.ops)

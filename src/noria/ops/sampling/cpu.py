@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from noria.ops.sampling.types import SamplingRows
+from noria.ops.sampling.types import SamplingRows, score_width
 
 
 def sample(
@@ -31,3 +31,18 @@ def sample(
         path=path,
         threads=np.int64(threads),
     )
+
+
+def score(
+    logits: jax.Array,
+    token_ids: jax.Array,
+    rows: jax.Array,
+    *,
+    num_top: int,
+    path: str = "",
+    threads: int = 0,
+) -> jax.Array:
+    """See api.py, and sample for path and threads."""
+    call = jax.ffi.ffi_call("noria_score", jax.ShapeDtypeStruct((logits.shape[0], score_width(num_top)), jnp.int32))
+    count = jnp.asarray(rows, jnp.int32)
+    return call(logits, token_ids.astype(jnp.int32), count, path=path, threads=np.int64(threads))

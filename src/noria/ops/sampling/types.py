@@ -6,6 +6,12 @@ from typing import Any, Protocol
 
 NO_TOKEN = -1  # the model's output is not a number
 NOTHING_ALLOWED = -3  # every token is excluded
+SCORE_COLUMNS = 3  # of a score: rank, logit of the token, sum; then ids and logits of the likeliest
+
+
+def score_width(num_top: int) -> int:
+    """All columns of a score."""
+    return SCORE_COLUMNS + 2 * num_top
 
 
 class SamplingRows(Protocol):

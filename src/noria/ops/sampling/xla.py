@@ -38,6 +38,21 @@ def sample(
     return jnp.where(jnp.isfinite(best), jnp.where(is_random, random, greedy), none).astype(jnp.int32)
 
 
+def score(logits: jax.Array, token_ids: jax.Array, rows: jax.Array, *, num_top: int) -> jax.Array:
+    """See api.py."""
+    bits = lambda x: lax.bitcast_convert_type(x, jnp.int32)
+    # The barrier, because what is compared must be one and the same rounding.
+    shifted = lax.optimization_barrier(logits - jnp.max(logits, axis=-1, keepdims=True))
+    total = order_free_sum(jnp.exp(shifted))(True)
+    chosen = jnp.take_along_axis(shifted, jnp.maximum(token_ids, 0)[:, None], axis=1)
+    rank = 1 + jnp.sum(shifted > chosen, axis=-1, dtype=jnp.int32)
+    columns = [rank[:, None], bits(chosen), bits(total)[:, None]]
+    if num_top:
+        values, ids = lax.top_k(shifted, num_top)
+        columns += [ids.astype(jnp.int32), bits(values)]
+    return jnp.concatenate(columns, axis=1)
+
+
 def scale_and_filter(logits: jax.Array, inputs: SamplingRows) -> jax.Array:
     """What random rows draw from: divided by the temperature, the largest logit 0, and what is filtered out masked."""
     is_random = inputs.temperature > 0
