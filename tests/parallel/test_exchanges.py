@@ -20,8 +20,8 @@ ENGINES = {
 }
 
 
-def test_exchanges(compile_cache_dir: str) -> None:
-    job = {"model": str(GOLDEN / "llama"), "engines": ENGINES, "compile_cache_dir": compile_cache_dir}
+def test_exchanges() -> None:
+    job = {"model": str(GOLDEN / "llama"), "engines": ENGINES}
     done = subprocess.run(
         [sys.executable, str(WORKER), json.dumps(job)],
         env={**os.environ, **EIGHT_DEVICES},

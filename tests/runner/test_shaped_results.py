@@ -13,9 +13,9 @@ from noria.batch.inputs import BatchShape
 from noria.batch.pack import StepInputs, pack
 from noria.batch.persistent import PersistentBatch
 from noria.config import SamplingParams
+from noria.ops.sampling import xla
 from noria.runner.results import PromptScores, SampledTokens
 from noria.scheduler.schedule import NewRequest, Schedule
-from noria.step.scores import score
 
 
 def new(name: str, token_ids: list[int], **options: Any) -> NewRequest:
@@ -30,12 +30,14 @@ def dispatched(batch: PersistentBatch, step: StepInputs, tokens: list[int]) -> S
     names = tuple(batch.request_ids[row] or "" for row in step.rows)
     sources = np.flatnonzero(step.samples)
     expected = batch.expect(step.rows[sources], sources, step.steps[sources]) if len(sources) else None
-    packed, prompt = score(jnp.asarray(logits), jnp.asarray(tokens), 3), None
+    packed, prompt = xla.score(jnp.asarray(logits), jnp.asarray(tokens), jnp.int32(len(tokens)), num_top=3), None
     if step.prompt is not None:
         rows = np.full((4, 8), -1.0, np.float32)
         rows[:, 0] = 0
         parts = [step.prompt.token_ids[i : i + 4] for i in range(0, step.prompt.num_tokens, 4)]
-        arrays = [score(jnp.asarray(rows), jnp.asarray(np.resize(part, 4)), 3) for part in parts]
+        arrays = [
+            xla.score(jnp.asarray(rows), jnp.asarray(np.resize(part, 4)), jnp.int32(4), num_top=3) for part in parts
+        ]
         prompt = PromptScores(step.prompt, tuple(arrays))
     array = np.array(tokens, np.int32)
     scores = packed if step.shaping is not None else None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from noria.batch.inputs import NOT_SAMPLED, SampleInputs
-from noria.step.sample import sample
+from noria.ops.sampling import xla
 from noria.step.verify import accept, count_drafts
 
 VOCAB = 8
@@ -36,6 +36,11 @@ def rows_of(drafts: list[list[int]], padding: int = 0) -> tuple[np.ndarray, Samp
         row += len(tokens) + 1
     inputs.num_steps[:rows] = 1
     return buffer, inputs
+
+
+def plain_sample(logits: jax.Array, inputs: SampleInputs) -> jax.Array:
+    rows = logits.shape[0]
+    return xla.sample(logits, inputs, jnp.zeros((rows, 0), jnp.int32), jnp.int32(rows), num_tokens=VOCAB)
 
 
 @jax.jit
@@ -92,7 +97,7 @@ def bursts(logits: Any, packed: Any, count: int) -> Any:
     def one(key: Any) -> Any:
         inputs = SampleInputs.unpack(packed, _to_float)
         inputs = dataclasses.replace(inputs, key_low=jnp.full((rows,), key), position=10 + inputs.place)
-        return accept(sample(logits, inputs, VOCAB), inputs)
+        return accept(plain_sample(logits, inputs), inputs)
 
     return lax.map(one, jnp.arange(count))
 
@@ -131,7 +136,7 @@ def probabilities(logits: np.ndarray, temperature: float, top_k: int, top_p: flo
 def drawn(logits: Any, packed: Any) -> tuple[Any, Any]:
     """What is sampled in each row, and what of it counts."""
     inputs = SampleInputs.unpack(packed, _to_float)
-    token_ids = sample(logits, inputs, VOCAB)
+    token_ids = plain_sample(logits, inputs)
     return token_ids, accept(token_ids, inputs)
 
 

@@ -10,6 +10,7 @@ from noria.ops.linear import api as linear
 from noria.ops.ragged_paged_attention import api as attention
 from noria.ops.ragged_paged_attention.types import FULL_ATTENTION
 from noria.ops.rotary import api as rotary
+from noria.ops.sampling import api as sampling
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Ops:
     attention: attention.RaggedPagedAttention
     linear: linear.Backend
     rotary: rotary.Rotary
+    sampling: sampling.Backend
 
     @staticmethod
     def choose(
@@ -32,4 +34,9 @@ class Ops:
         if quantize_activations:
             quantized = [partial(op, quantize_x=True) for op in (chosen.linear, chosen.argmax)]
             chosen = dataclasses.replace(chosen, linear=quantized[0], argmax=quantized[1])
-        return Ops(attention.choose(attention_backend, platform, windows), chosen, rotary.choose(chosen.name))
+        return Ops(
+            attention.choose(attention_backend, platform, windows),
+            chosen,
+            rotary.choose(chosen.name),
+            sampling.choose(chosen.name),
+        )

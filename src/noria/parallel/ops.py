@@ -39,7 +39,7 @@ def on_mesh(ops: Ops, placement: Placement) -> Ops:
         argmax=partial(_argmax, ops.linear, placement),
         linear=partial(_linear, ops.linear, placement),
     )
-    return Ops(partial(_attention, ops, placement), linear, partial(_rotary, ops, placement))
+    return Ops(partial(_attention, ops, placement), linear, partial(_rotary, ops, placement), ops.sampling)
 
 
 def _each_device(placement: Placement, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:

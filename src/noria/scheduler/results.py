@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 from noria.engine.request import FinishReason, Request
-from noria.scheduler.schedule import NOTHING_ALLOWED, StepResult
+from noria.ops.sampling.types import NOTHING_ALLOWED
+from noria.scheduler.schedule import StepResult
 
 _log = logging.getLogger(__name__)
 _NO_NUMBER = "no token can be sampled, because the model's output is not a number; are its weights damaged?"

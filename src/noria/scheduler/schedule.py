@@ -78,8 +78,6 @@ class GrammarMasks:
 
 
 # In place of a sampled token, when there is none.
-NO_TOKEN = -1  # the model's output is not a number
-NOTHING_ALLOWED = -3  # the request excludes every token
 
 # (token id, log-probability, rank) of a token, and of the likeliest ones in its place.
 TokenLogprobs = tuple[tuple[int, float, int], ...]

@@ -27,8 +27,9 @@ from noria.ops.ragged_paged_attention.api import (
     LayerAddress,
     RaggedBatch,
 )
-from noria.step.sample import all_plain_greedy, choose, mask_padding, sample, scale_and_filter
-from noria.step.scores import score, width
+from noria.ops.sampling.types import score_width
+from noria.ops.sampling.xla import mask_padding, scale_and_filter
+from noria.step.sample import all_plain_greedy, stop_columns
 from noria.step.shape import Tables, apply_mask, count, shape
 from noria.step.verify import accept
 
@@ -115,31 +116,35 @@ class StepPrograms:
         """In place of `sample` where a row asks for more, whose other rows get the same tokens from both.
 
         tables: donated. sampled: as of forward. packed_shaping: int32, see ShapingInputs. mask: see apply_mask.
-        -> tables, token ids as of sample, and what `score` says of them [R, ...].
+        -> tables, token ids as of sample, and what the score op says of them [R, ...].
         """
         inputs, shaping = unpack_sample_inputs(packed), ShapingInputs.of_ranks(packed_shaping, _to_float)
         rows = inputs.position.shape[0]
-        raw = self._logits(weights, self._first(hidden, rows), self._that_count(inputs))
+        num_rows = self._that_count(inputs)
+        raw = self._logits(weights, self._first(hidden, rows), num_rows)
         logits = apply_mask(shape(raw, inputs, shaping, tables, sampled), mask)
         logits = lax.optimization_barrier(logits)
-        token_ids = self._accept(choose(logits, inputs), inputs)
+        none = jnp.zeros((rows, 0), jnp.int32)  # what is banned is masked
+        chosen = self.ops.sampling.sample(logits, inputs, none, num_rows, num_tokens=logits.shape[1])
+        token_ids = self._accept(chosen, inputs)
 
         def scored(raw: jax.Array, logits: jax.Array) -> jax.Array:
             if self.processed_logprobs:
                 is_random = (inputs.temperature > 0)[:, None]
                 raw = lax.optimization_barrier(jnp.where(is_random, scale_and_filter(logits, inputs), logits))
-            return score(raw, token_ids, self.max_logprobs)
+            return self.ops.sampling.score(raw, token_ids, num_rows, num_top=self.max_logprobs)
 
-        nothing = lambda raw, logits: jnp.zeros((rows, width(self.max_logprobs)), jnp.int32)
+        nothing = lambda raw, logits: jnp.zeros((rows, score_width(self.max_logprobs)), jnp.int32)
         scores = lax.cond(jnp.any(shaping.scores == 1), scored, nothing, raw, logits)
         return count(tables, shaping, token_ids), self._padded(token_ids), scores
 
     def score_prompt(self, weights: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
         """hidden [R, E]; packed int32 [2, R]: row 1 has the tokens that follow, -1 for padding. -> [R, ...], see
-        `score`."""
+        the score op."""
         token_ids = packed[1]
-        logits = self._logits(weights, hidden, jnp.sum(token_ids >= 0, dtype=jnp.int32))
-        return score(logits, token_ids, self.max_logprobs)
+        rows = jnp.sum(token_ids >= 0, dtype=jnp.int32)
+        logits = self._logits(weights, hidden, rows)
+        return self.ops.sampling.score(logits, token_ids, rows, num_top=self.max_logprobs)
 
     def _logits(self, weights: Any, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
         """[R, V], with vocabulary padding masked, computed once."""
@@ -158,7 +163,9 @@ class StepPrograms:
         num_rows = self._that_count(inputs)
 
         def choose(hidden: jax.Array) -> jax.Array:
-            return sample(self.model.logits(weights, hidden, num_rows, self.ops), inputs, self.num_valid_tokens)
+            logits = self.model.logits(weights, hidden, num_rows, self.ops)
+            banned = stop_columns(inputs, logits.shape[1])
+            return self.ops.sampling.sample(logits, inputs, banned, num_rows, num_tokens=self.num_valid_tokens)
 
         def greedy(hidden: jax.Array) -> jax.Array:
             return self.model.greedy(weights, hidden, num_rows, self.num_valid_tokens, self.ops)
@@ -170,9 +177,7 @@ class StepPrograms:
 
     def _that_count(self, inputs: SampleInputs) -> jax.Array:
         """The number of rows before the padding; of several ranks each has its own, and all count."""
-        if self.shape.num_ranks > 1:
-            return jnp.int32(inputs.num_steps.shape[0])
-        return jnp.sum(inputs.num_steps > 0, dtype=jnp.int32)
+        return count_rows(inputs) if self.shape.num_ranks == 1 else jnp.int32(inputs.num_steps.shape[0])
 
     def _addresses(self) -> LayerAddress:
         """Where the layers' caches lie, as arrays [layers] that the layer scan carries along."""
@@ -188,6 +193,11 @@ def known_tokens(inputs: ForwardInputs, sampled: jax.Array) -> jax.Array:
     """Token ids [T]; those that the host did not know come from `sampled`."""
     known = inputs.token_sources < 0
     return jnp.where(known, inputs.token_ids, sampled[jnp.maximum(inputs.token_sources, 0)])
+
+
+def count_rows(inputs: SampleInputs) -> jax.Array:
+    """Of those that are not padding, which come first."""
+    return jnp.sum(inputs.num_steps > 0, dtype=jnp.int32)
 
 
 def unpack_sample_inputs(packed: jax.Array) -> SampleInputs:

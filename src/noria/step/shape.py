@@ -15,7 +15,8 @@ from jax import lax, tree_util
 
 from noria.batch.edits import BIAS, HEADER, MAX_ENTRIES, OUTPUT, PROMPT
 from noria.batch.inputs import SampleInputs, ShapingInputs
-from noria.step.sample import ban, stop_columns
+from noria.ops.sampling.xla import ban
+from noria.step.sample import stop_columns
 from noria.step.verify import count_drafts
 
 
