@@ -5,6 +5,7 @@ The verbs are the field's. A schedule is all it needs, whichever scheduler made 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,15 +18,16 @@ from noria.batch.buckets import Buckets
 from noria.batch.inputs import BatchShape
 from noria.batch.pack import StepInputs, pack
 from noria.batch.persistent import PersistentBatch
-from noria.cache.layout import CacheLayout, plan_layout
+from noria.cache.layout import BlockIds, CacheLayout, plan_layout
 from noria.config import ResolvedConfig, SamplingParams
 from noria.errors import ConfigError
 from noria.models.decoder import Decoder
-from noria.nn.param import abstract_params, param_bytes, random_params
+from noria.models.eagle3 import Eagle3Head
+from noria.nn.param import param_bytes
 from noria.observe.step_clock import StepClock
 from noria.ops import native
 from noria.ops.backends import Ops
-from noria.ops.linear.types import DenseWeight, PackedWeight
+from noria.ops.linear.types import PackedWeight
 from noria.ops.ragged_paged_attention.api import KVCache
 from noria.runner.capture import (
     CaptureReport,
@@ -35,16 +37,17 @@ from noria.runner.capture import (
     made_up_steps,
     use_compile_cache,
 )
+from noria.runner.draft_head import HeadRunner
 from noria.runner.memory import MemoryPlan, available_bytes, plan_memory
 from noria.runner.pack_weights import MatrixForm
 from noria.runner.results import SampledTokens
 from noria.runner.shaper import Shaper
+from noria.runner.weights import WeightPlace
 from noria.runner.work import WorkModel
 from noria.scheduler.schedule import GrammarMasks, Schedule
 from noria.step.decode import DecodeProgram
 from noria.step.programs import StepPrograms
 from noria.weights.base import Checkpoint
-from noria.weights.load import abstract_weights, load_weights, place_on
 
 
 class ModelRunner:
@@ -54,8 +57,17 @@ class ModelRunner:
     burst execute_model dispatches everything.
     """
 
-    def __init__(self, config: ResolvedConfig, model: Decoder, dtype: str, device: Any, num_valid_tokens: int) -> None:
-        """dtype: of weights and activations. device: a jax.Device. num_valid_tokens: ids the tokenizer knows."""
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        model: Decoder,
+        dtype: str,
+        device: Any,
+        num_valid_tokens: int,
+        head: Eagle3Head | None = None,
+    ) -> None:
+        """dtype: of weights and activations. device: a jax.Device. num_valid_tokens: ids the tokenizer knows. head: one
+        that drafts, if any."""
         self.config = config
         self.model = model
         self.device = device
@@ -67,20 +79,24 @@ class ModelRunner:
         self._ops = Ops.choose(attention, linear, device.platform, quantize_activations=config.quantize_activations)
         if config.quantize_activations and not self._ops.linear.packed:
             raise ConfigError("quantize_activations needs the native linear op; leave it out, or see noria env for why")
-        self._matrices = MatrixForm(self._ops.linear.packed, config.quantization)
+        self._place = WeightPlace(MatrixForm(self._ops.linear.packed, config.quantization), dtype, device)
         self.layout: CacheLayout = plan_layout(model.config.windows)
         self.buckets = Buckets.of(config)
         blocks = -(-config.max_model_len // config.block_size)
         rows = self.buckets.requests[-1]
-        self.shape = BatchShape(rows, self.layout.num_groups, blocks, self.buckets.num_logit_rows - rows)
+        num_drafts = self.buckets.num_logit_rows - rows
+        self.shape = BatchShape(rows, self.layout.num_groups, blocks, num_drafts, head is not None)
         self.batch = PersistentBatch(self.shape, config.max_model_len)
         self._num_valid_tokens = min(num_valid_tokens, model.config.vocab_size)
         self._programs = Programs(config.strict_compile)
         self.clock = StepClock()
         self._weights: Any = None
         self._cache: KVCache | None = None
-        self._sampled: Any = None  # [max_num_seqs] int32: tokens of the last step that sampled, on the device
-        self._states: Any = None  # [T, E]: hidden states of all tokens of the last forward pass
+        self._sampled: Any = None  # [L] int32: tokens of the last step that sampled, on the device
+        # Of all tokens of the last forward pass: hidden states [T, E], and those that the head wants.
+        self._states: Any = None
+        self._wanted_states: Any = None
+        self.head = None if head is None else self._head_runner(head)
         self._shaper: Any = None
         self._forward: Any = None
         self._sample: Any = None
@@ -103,46 +119,31 @@ class ModelRunner:
 
     def load_model(self, checkpoint: Checkpoint | None, progress: Callable[[int, int], None] | None = None) -> None:
         """From a checkpoint, or, when there is none, random weights."""
-        declaration = self.model.declaration()
-        if checkpoint is None:
-            with jax.default_device(self.device):
-                weights = random_params(declaration, self.dtype, self.config.seed or 0)
-            if not self._matrices.is_plain:
-                weights = _map_weights(self._matrices.convert, weights)
-        else:
-            make = None if self._matrices.is_plain else self._matrices.load
-            weights = load_weights(checkpoint, declaration, self.dtype, place_on(self.device), progress, make)
-        _check_rounding(self.config, weights)
-        # All committed to the device: the compiled programs are then the same wherever weights came from.
-        self._weights = jax.device_put(weights, self.device)
+        self._weights = self._place.load(self.model.declaration(), checkpoint, self.config.seed or 0, progress)
+        _check_rounding(self.config, self._weights)
 
     def describe_model(self, checkpoint: Checkpoint | None) -> None:
         """In place of load_model where only the programs are wanted: the shapes of what it would load."""
-        declaration = self.model.declaration()
-        if checkpoint is None:
-            weights = abstract_params(declaration, self.dtype)
-            if not self._matrices.is_plain:
-                weights = _map_weights(self._matrices.abstract_converted, weights)
-        else:
-            make = None if self._matrices.is_plain else self._matrices.abstract
-            weights = abstract_weights(checkpoint, declaration, self.dtype, make)
-        _check_rounding(self.config, weights)
-        self._weights = self._on_device(weights)
+        self._weights = self._place.describe(self.model.declaration(), checkpoint)
+        _check_rounding(self.config, self._weights)
 
-    def _on_device(self, shapes: Any) -> Any:
-        """Shapes that lower to the same program as arrays on the device."""
-        sharding = jax.sharding.SingleDeviceSharding(self.device)
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
+    def _head_runner(self, head: Eagle3Head) -> HeadRunner:
+        options = self.config.speculation
+        assert options is not None
+        place = dataclasses.replace(self._place, matrices=MatrixForm(self._ops.linear.packed, options.quantization))
+        return HeadRunner(head, self.config, place, self.layout, self.cache_dtype, self._programs, self.clock)
 
     def profile_run(self) -> MemoryPlan:
         """How the device's memory is divided. Raises ConfigError when one request of max_model_len does not fit.
 
         May be called before load_model, when the weights count as if none stayed packed.
         """
-        leaves = jax.tree.leaves(self._weights)
+        leaves = jax.tree.leaves((self._weights, None if self.head is None else self.head.weights))
         loaded = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, jax.Array))
         weights = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
         weights = weights or param_bytes(self.model.declaration(), self.dtype)
+        if (head := self.head) is not None and head.weights is None:
+            weights += head.weight_bytes
         return plan_memory(
             self.config,
             self.model.config,
@@ -152,6 +153,8 @@ class ModelRunner:
             activation_dtype_bytes=jnp.dtype(self.dtype).itemsize,
             cache_dtype=self.cache_dtype,
             on_cpu=self.device.platform == "cpu",
+            head_block_bytes=0 if head is None else head.block_bytes,
+            head_activations=0 if head is None else head.activation_bytes(self.buckets),
         )
 
     def get_kv_cache_spec(self, num_blocks: int) -> KVCache:
@@ -163,13 +166,13 @@ class ModelRunner:
 
     def initialize_kv_cache(self, num_blocks: int, *, allocate: bool = True) -> None:
         """num_blocks: of the pool, the null block included. allocate: false where only the programs are wanted."""
-        sampled = jax.ShapeDtypeStruct((self.shape.num_rows,), jnp.int32)
+        sampled = jax.ShapeDtypeStruct((self.shape.num_logit_rows,), jnp.int32)
         shapes = (self.get_kv_cache_spec(num_blocks), sampled)
         if allocate:
             on_cpu = self.device.platform == "cpu" and native.available()
             make = native.uninitialized if on_cpu else partial(jax.tree.map, lambda s: jnp.zeros(s.shape, s.dtype))
             with jax.default_device(self.device):
-                self._cache, self._sampled = make(shapes[0]), jnp.zeros(self.shape.num_rows, jnp.int32)
+                self._cache, self._sampled = make(shapes[0]), jnp.zeros(sampled.shape, jnp.int32)
         else:
             self._cache, self._sampled = shapes
         steps = StepPrograms(
@@ -181,13 +184,15 @@ class ModelRunner:
             ops=self._ops,
             max_logprobs=self.config.max_logprobs,
             processed_logprobs=self.config.logprobs_mode == "processed_logprobs",
+            wanted_states=() if self.head is None else self.head.head.config.states,
         )
+        head = None if self.head is None else self.head.initialize(steps, num_blocks, self.device, allocate=allocate)
         self._shaper = Shaper(steps, self._programs, self.device, self.dtype, self.clock)
         self._forward = jax.jit(steps.forward, donate_argnums=1)
         self._sample = jax.jit(steps.sample)
         # Rounded up, because to compile takes long: neighbouring values of the option share their programs.
         max_steps = max(8, 1 << (self.config.num_scheduler_steps - 1).bit_length())
-        self._decode = jax.jit(DecodeProgram(steps, max_steps).decode, donate_argnums=1)
+        self._decode = jax.jit(DecodeProgram(steps, max_steps, head).decode, donate_argnums=(1, 5))
 
     def capture_model(self, progress: Callable[[int, int], None] | None = None) -> CaptureReport:
         """Compiles every program that the buckets allow."""
@@ -201,6 +206,8 @@ class ModelRunner:
                 jobs[("forward", inputs.num_tokens)] = self._forward_job(inputs)
                 jobs[("sample", inputs.num_rows)] = self._sample_job(inputs)
         jobs |= self._shaper.jobs(self._weights, steps)
+        if self.head is not None:
+            jobs |= self.head.jobs(self._weights.embedding, steps, self.batch, self.buckets)
         return self._programs.capture(jobs, c.compile_threads, progress)
 
     def execute_model(self, schedule: Schedule) -> tuple[str, ...]:
@@ -237,6 +244,8 @@ class ModelRunner:
                 self._sampled = outputs
             outputs.copy_to_host_async()
             expected = self.batch.expect(inputs.rows[sources], sources, inputs.steps[sources])
+        if self.head is not None and not inputs.is_burst:
+            self.head.follow(self._weights.embedding, self._wanted_states, outputs, inputs)
         if inputs.prompt is not None:
             prompt = self._shaper.score_prompt(self._weights, self._states, inputs.prompt)
         return SampledTokens(
@@ -267,12 +276,12 @@ class ModelRunner:
         key, job = ("forward", inputs.num_tokens), self._forward_job(inputs)
         self.clock.dispatching()
         arguments = (self._weights, self._cache, self._sampled, inputs.forward)
-        self._cache, hidden, self._states = self._programs.call(key, job, *arguments)
+        self._cache, hidden, self._states, self._wanted_states = self._programs.call(key, job, *arguments)
         self.clock.dispatched(hidden)
         return hidden
 
     def sample(self, inputs: StepInputs, hidden: jax.Array) -> jax.Array:
-        """Dispatches the program of head and sampler alone: token ids [max_num_seqs]."""
+        """Dispatches the program of head and sampler alone: token ids [L]."""
         key, job = ("sample", inputs.num_rows), self._sample_job(inputs)
         self.clock.dispatching()
         token_ids = self._programs.call(key, job, self._weights, hidden, inputs.sample)
@@ -282,11 +291,22 @@ class ModelRunner:
     def decode(self, inputs: StepInputs) -> jax.Array:
         """Dispatches a whole burst: token ids [DecodeProgram.max_steps, max_num_seqs]."""
         key, job = ("decode", inputs.num_rows), self._decode_job(inputs)
-        arguments = (self._weights, self._cache, self._sampled, inputs.forward, inputs.sample)
         self.clock.dispatching()
-        self._cache, self._sampled, token_ids = self._programs.call(key, job, *arguments)
+        results = self._programs.call(key, job, *self._decode_arguments(inputs))
+        self._cache, self._sampled, token_ids, head = results
+        if self.head is not None:
+            self.head.state = head
         self.clock.dispatched(token_ids)
         return token_ids
+
+    def draft(self, wanted: dict[str, tuple[int, BlockIds]]) -> dict[str, list[int]]:
+        """See HeadRunner.draft."""
+        assert self.head is not None
+        return self.head.draft(self._weights.embedding, wanted, self.batch, self.buckets)
+
+    def _decode_arguments(self, inputs: StepInputs) -> tuple[Any, ...]:
+        arguments = (self._weights, self._cache, self._sampled, inputs.forward, inputs.sample)
+        return arguments if self.head is None else (*arguments, self.head.state, self.head.weights, inputs.head)
 
     def made_up_step(self, counts: Sequence[int], num_computed: int = 0, num_steps: int = 1) -> StepInputs:
         """Inputs of greedy requests with blocks of their own, for measurements with forward, sample and decode.
@@ -318,16 +338,16 @@ class ModelRunner:
         self._programs.close()
         if self._shaper is not None:
             self._shaper.close()
-        self._weights = self._cache = self._sampled = self._states = self._executed = None
+        if self.head is not None:
+            self.head.close()
+        self._weights = self._cache = self._sampled = self._states = self._wanted_states = self._executed = None
         self._forward = self._sample = self._decode = None
 
     def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:
         return lambda: self._forward.lower(self._weights, self._cache, self._sampled, inputs.forward).compile()
 
     def _decode_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        return lambda: self._decode.lower(
-            self._weights, self._cache, self._sampled, inputs.forward, inputs.sample
-        ).compile()
+        return lambda: self._decode.lower(*self._decode_arguments(inputs)).compile()
 
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
         rows = jax.ShapeDtypeStruct((self.shape.num_logit_rows, self.model.config.hidden_size), self.dtype)
@@ -342,11 +362,6 @@ def _check_rounding(config: ResolvedConfig, weights: Any) -> None:
             "quantize_activations would change nothing, because no matrix of this model is quantized; "
             "add quantization int8, use a quantized GGUF file, or leave it out"
         )
-
-
-def _map_weights(function: Callable[[DenseWeight], Any], weights: Any) -> Any:
-    is_weight = lambda leaf: isinstance(leaf, DenseWeight)
-    return jax.tree.map(lambda leaf: function(leaf) if is_weight(leaf) else leaf, weights, is_leaf=is_weight)
 
 
 def _backend(config: ResolvedConfig, option: str, dtype: str, platform: str) -> str:
