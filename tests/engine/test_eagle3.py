@@ -13,7 +13,8 @@ from draft_heads import CONFIG, random_tensors, save_head
 from engine_checks import check_idle
 
 from noria import LLM, SamplingParams
-from noria.config import StructuredOutputsParams
+from noria.config import EngineConfig, StructuredOutputsParams
+from noria.engine.startup import compile_programs
 from noria.errors import ConfigError
 from noria.spec.proposer import DraftLength, DraftRequest, Proposer
 
@@ -219,3 +220,26 @@ def test_a_head_that_is_incomplete_is_refused(options: dict[str, Any], tmp_path:
 
 def test_the_model_itself_is_no_head(options: dict[str, Any]) -> None:
     refused(options, Path(options["model"]), "is no EAGLE-3 head")
+
+
+def test_programs_without_weights(options: dict[str, Any], head: Path, tmp_path: Path) -> None:
+    """`noria compile` fills the cache with what a start needs, the head's programs included."""
+    fresh = options | {"compile_cache_dir": str(tmp_path), "max_num_seqs": 2, "num_scheduler_steps": 2}
+    fresh["speculative_config"] = config_of(head)
+    report = compile_programs(EngineConfig.from_options(**fresh))
+    assert report.compiled > 0
+    with LLM(**fresh) as llm:
+        assert (llm.engine.report.programs, llm.engine.report.compiled) == (report.programs, 0)
+        [result] = llm.generate(["the"], SamplingParams(temperature=4, seed=1, max_tokens=30, ignore_eos=True))
+        assert len(result.outputs[0].token_ids) == 30
+        check_idle(llm)
+
+
+def test_what_a_head_takes(options: dict[str, Any], head: Path, llm: LLM) -> None:
+    """Its weights and its layer of cache are in the memory plan."""
+    with LLM(**options, speculative_config=config_of(head)) as other:
+        plan, plain = other.engine.report.memory, llm.engine.report.memory
+        assert plan.block_bytes - plain.block_bytes == 8 * 2 * 2 * 12 * 4
+        expected = sum(t.size * 4 for name, t in random_tensors(CONFIG).items() if name != "t2d")
+        assert 1 <= (plan.weights - plain.weights) / expected < 1.2  # packed weights are padded
+        assert plan.activations > plain.activations
