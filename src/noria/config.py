@@ -238,6 +238,8 @@ class EngineConfig:
     dtype: Dtype = "auto"  # of weights and activations; auto: the checkpoint's, float32 for packed files on a CPU
     seed: int | None = None  # of random weights and of requests that bring no seed of their own
     device: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
+    tensor_parallel_size: int = 1  # devices that share the matrices, heads and vocabulary of the model
+    device_order: tuple[int, ...] = ()  # ids of the devices to use, in the order of the shards; (): as they come
 
     max_model_len: int | None = None  # tokens of prompt and output together
     max_num_seqs: int | None = None  # requests that run at the same time
@@ -259,7 +261,7 @@ class EngineConfig:
     max_logprobs: int = 20  # most log-probabilities per token that a request may ask for
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"  # processed: what was sampled from
 
-    attention_backend: Literal["auto", "reference", "xla", "native"] = "auto"  # auto as for linear_backend
+    attention_backend: Literal["auto", "reference", "xla", "native", "pallas"] = "auto"  # auto: pallas on a TPU
     linear_backend: Literal["auto", "reference", "xla", "native"] = "auto"  # auto: native on a CPU where it was built
     quantization: Literal["auto", "none", "int8"] = "auto"  # auto: GGUF blocks stay packed; int8: one scale per output
     quantize_activations: bool = False  # to 8 bits, 32 together, where weights are packed: faster on a CPU, less exact
@@ -270,14 +272,14 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for field, kind in hints(type(self)).items():
             value = getattr(self, field)
-            if field == "extra_token_buckets" and isinstance(value, list):
+            if field in ("extra_token_buckets", "device_order") and isinstance(value, list):
                 object.__setattr__(self, field, value := tuple(value))
             if field in _PATHS and isinstance(value, os.PathLike):
                 object.__setattr__(self, field, value := os.fspath(value))
             if not is_a(value, kind):
                 raise ConfigError(f"{field} must be {describe(kind)}, not {value!r}")
         positive = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks_override")
-        for name in (*positive, "kv_cache_memory_bytes", "compile_threads"):
+        for name in (*positive, "kv_cache_memory_bytes", "compile_threads", "tensor_parallel_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")

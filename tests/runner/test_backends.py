@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from noria.config import EngineConfig, ModelLimits, ResolvedConfig
 from noria.errors import ConfigError
+from noria.models.config import DecoderConfig
+from noria.models.registry import build_model
 from noria.ops import native
 from noria.ops.ragged_paged_attention import api as attention
-from noria.runner.runner import _backend
+from noria.ops.ragged_paged_attention import tpu, xla
+from noria.runner.backends import _choice, choose_ops
 
 each_option = pytest.mark.parametrize("option", ["attention_backend", "linear_backend"])
 
@@ -22,20 +27,22 @@ def config(option: str, backend: str) -> ResolvedConfig:
 @pytest.mark.parametrize(("dtype", "platform", "why"), [("float16", "cpu", "float16"), ("float32", "tpu", "not tpu")])
 def test_native_where_it_cannot_run(option: str, dtype: str, platform: str, why: str) -> None:
     with pytest.raises(ConfigError, match=f"{option} native cannot be used: .*{why}"):
-        _backend(config(option, "native"), option, dtype, platform)
+        _choice(config(option, "native"), option, dtype, platform)
 
 
 @each_option
 def test_native_without_its_library(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "available", lambda: False)
     with pytest.raises(ConfigError, match=f"{option} native .* the library is .*; use auto or xla"):
-        _backend(config(option, "native"), option, "float32", "cpu")
+        _choice(config(option, "native"), option, "float32", "cpu")
 
 
 @each_option
 def test_auto_is_never_refused(option: str) -> None:
-    assert _backend(config(option, "auto"), option, "float16", "cpu") == "xla"
-    assert _backend(config(option, "auto"), option, "float32", "cpu") == "auto"
+    assert _choice(config(option, "auto"), option, "float16", "cpu") == "xla"
+    assert _choice(config(option, "auto"), option, "float32", "cpu") == "auto"
+    in_parts = EngineConfig(model="m", tensor_parallel_size=2, compile_cache_dir="").resolve(ModelLimits(64, 10), "cpu")
+    assert _choice(in_parts, option, "float32", "cpu") == "xla"
 
 
 def test_auto_is_the_fastest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +52,35 @@ def test_auto_is_the_fastest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
         assert attention.choose("auto", "cpu") is backends["native" if found else "xla"]
         assert attention.choose("auto", "tpu") is backends["xla"]
     assert attention.choose("reference", "cpu") is backends["reference"]
+
+
+def model(**changes: Any) -> DecoderConfig:
+    names = {"architectures": ["LlamaForCausalLM"], "head_dim": 128, "hidden_size": 256, "intermediate_size": 512}
+    numbers = {"max_position_embeddings": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 10}
+    return build_model({**names, **numbers, "num_key_value_heads": 2, **changes}).config
+
+
+def chosen(backend: str, platform: str, cache_dtype: str = "bfloat16", **changes: Any) -> Any:
+    ops = choose_ops(config("attention_backend", backend), model(**changes), "bfloat16", cache_dtype, platform)
+    return getattr(ops.attention, "func", ops.attention)
+
+
+def test_a_tpu_has_the_pallas_kernel_where_it_takes_the_model() -> None:
+    assert chosen("auto", "tpu") is tpu.ragged_paged_attention
+    assert chosen("auto", "tpu", head_dim=64) is xla.ragged_paged_attention
+    assert chosen("auto", "tpu", cache_dtype="int8") is xla.ragged_paged_attention
+    assert chosen("auto", "gpu") is xla.ragged_paged_attention
+
+
+@pytest.mark.parametrize(
+    ("platform", "changes", "why"),
+    [
+        ("cpu", {}, "it needs a TPU, not cpu"),
+        ("tpu", {"head_dim": 64}, "heads of 64, which is no multiple of 128"),
+        ("tpu", {"num_attention_heads": 6, "num_key_value_heads": 6}, "6 KV heads in bfloat16"),
+        ("tpu", {"cache_dtype": "fp8_e4m3"}, "a cache of fp8_e4m3"),
+    ],
+)
+def test_pallas_where_it_cannot_run(platform: str, changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=f"attention_backend pallas cannot be used: {why}"):
+        chosen("pallas", platform, **changes)

@@ -106,7 +106,7 @@ def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepIn
     if shaped and schedule.is_burst:
         raise ValueError("a burst has rows that are shaped: the scheduler must plan single steps for them")
     sampling = rows, ends, samples
-    if head is not None:
+    if num_drafts is not None and head is not None:
         sampling = rows[head.rows], ends[head.rows] - head.back, samples[head.rows]
         steps = steps + num_drafts
     return StepInputs(

@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "serve": "answer over HTTP with OpenAI's API",
         "batch": "answer the requests in a file",
         "compile": "compile what a model needs, for quick starts later",
+        "plan": "compile for TPUs without one, and say what will fit and how fast",
         "bench": "measure this machine and a model on it",
         "pull": "fetch a model and say where it is",
         "env": "show versions, devices and folders, for a bug report",

@@ -28,6 +28,7 @@ _REPEATED: Mapping[str, type] = MappingProxyType(
         "stop": str,
         "stop_token_ids": int,
         "extra_token_buckets": int,
+        "device_order": int,
         "logit_bias": str,
         "allowed_token_ids": int,
         "bad_words": str,
@@ -57,6 +58,7 @@ _HELP: Mapping[str, str] = MappingProxyType(
         "bad_token_ids": "one more token that is not sampled",
         "skip_special_tokens": "leave special tokens out of the text",
         "device": "where to run; auto: the best one that is here",
+        "device_order": "id of one more device to use, in the order of the shards",
         "extra_token_buckets": "one more size to compile the step for",
         "enable_prefix_caching": "reuse the KV cache of equal beginnings",
         "attention_backend": "implementation of attention; auto: the fastest that works here",
@@ -171,7 +173,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _options_of(source: type, skip: Sequence[str], defaults: Mapping[str, Any]) -> type:
-    hints, comments = typing.get_type_hints(source) | _AS_TEXT, dict(_comments(source))
+    hints, comments = {**typing.get_type_hints(source), **_AS_TEXT}, dict(_comments(source))
     fields: list[Field] = []
     for field in dataclasses.fields(source):
         if field.name in skip:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from noria.batch.buckets import rows_with_drafts
 from noria.cache.paged_cache import PagedCache
@@ -23,6 +23,7 @@ from noria.engine.structured import StructuredRequests
 from noria.errors import ConfigError
 from noria.grammar.compiler import GrammarCompiler
 from noria.models.registry import build_model
+from noria.parallel.mesh import MeshShape, make_mesh, pick_devices
 from noria.runner.memory import MemoryPlan, available_bytes
 from noria.runner.runner import ModelRunner
 from noria.scheduler.scheduler import Scheduler
@@ -98,17 +99,18 @@ def compile_programs(config: EngineConfig, progress: ProgressBar | None = None) 
 
 def _start(config: EngineConfig, progress: ProgressBar | None, *, programs_only: bool) -> Engine:
     bar = progress or (lambda _: nullcontext(lambda done, total: None))
-    device = _device(config.device)
+    mesh = _mesh(config)
+    platform = mesh.devices.flat[0].platform
     path = resolve_model(config.model, config.revision, cache_home())
     with ExitStack() as files:
         checkpoint = files.enter_context(open_checkpoint(path, config_only=config.load_format == "dummy"))
         model = build_model(checkpoint.config)
         limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
-        resolved = config.resolve(limits, device.platform)
+        resolved = config.resolve(limits, platform)
         tokenizer = _tokenizer(config, path)
-        dtype, vocab_size = _dtype(config, checkpoint, device.platform), tokenizer.vocab_size or limits.vocab_size
+        dtype, vocab_size = _dtype(config, checkpoint, platform), tokenizer.vocab_size or limits.vocab_size
         head = open_head(resolved, files)
-        runner = ModelRunner(resolved, model, dtype, device, vocab_size, head and head.build(model.config))
+        runner = ModelRunner(resolved, model, dtype, mesh, vocab_size, head and head.build(model.config))
         runner.profile_run()
         draft = None
         if (options := resolved.speculation) is not None and options.method == "draft_model":
@@ -158,19 +160,20 @@ def _draft(
     config: ResolvedConfig, tokenizer: Tokenizer, target: ModelRunner, bar: ProgressBar, programs_only: bool
 ) -> tuple[DraftModelProposer, StartupReport]:
     """The draft model, ready to serve, before the target divides the memory. config, tokenizer: the target's."""
-    options, device, vocab_size = config.speculation, target.device, target.model.config.vocab_size
+    options, vocab_size = config.speculation, target.model.config.vocab_size
+    placement, platform = target.placement, target.platform
     assert options is not None
     assert options.model is not None
     path = resolve_model(options.model, options.revision, cache_home())
     with open_checkpoint(path, config_only=config.load_format == "dummy") as checkpoint:
         model = build_model(checkpoint.config)
         _check_draft(options.model, model.config.vocab_size, tokenizer, vocab_size, path)
-        own = draft_options(config, device.platform, available_bytes(device))
+        own = draft_options(config, platform, available_bytes(placement.devices))
         limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
         try:
-            resolved = own.resolve(limits, device.platform)
-            dtype = _dtype(own, checkpoint, device.platform)
-            runner = ModelRunner(resolved, model, dtype, device, tokenizer.vocab_size or vocab_size)
+            resolved = own.resolve(limits, platform)
+            dtype = _dtype(own, checkpoint, platform)
+            runner = ModelRunner(resolved, model, dtype, placement.mesh, tokenizer.vocab_size or vocab_size)
             runner.clock = target.clock  # they keep one device busy
             runner.profile_run()
         except ConfigError as error:
@@ -216,13 +219,27 @@ def _tokenizer(config: EngineConfig, model: Path) -> Tokenizer:
     return load_tokenizer(Path(config.tokenizer) if config.tokenizer else model, config.chat_template)
 
 
-def _device(name: str) -> Any:  # a jax.Device
-    if name == "auto":
-        return jax.devices()[0]
+def _mesh(config: EngineConfig) -> Mesh:
+    """Of the first devices there are, or of those that device_order names."""
     try:
-        return jax.devices(name)[0]
+        devices = jax.devices(None if config.device == "auto" else config.device)
     except RuntimeError:
-        raise ConfigError(f"device {name}: JAX finds no such device here; it has {jax.default_backend()}") from None
+        raise ConfigError(
+            f"device {config.device}: JAX finds no such device here; it has {jax.default_backend()}"
+        ) from None
+    size, order = config.tensor_parallel_size, config.device_order
+    if size > len(devices):
+        raise ConfigError(
+            f"tensor_parallel_size ({size}) needs as many devices, but there are {len(devices)} here "
+            f"({devices[0].platform}); lower it"
+        )
+    if not order:
+        return make_mesh(MeshShape(model=size), devices[:size])
+    if len(order) != size:
+        raise ConfigError(
+            f"device_order names {len(order)} devices, but tensor_parallel_size is {size}; name one for each shard"
+        )
+    return make_mesh(MeshShape(model=size), pick_devices(devices, order), order)
 
 
 def _dtype(config: EngineConfig, checkpoint: Checkpoint, platform: str) -> str:

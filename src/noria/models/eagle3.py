@@ -72,7 +72,7 @@ class Eagle3Head:
 
         attention, mlps = "midlayer.self_attn.", "midlayer.mlp."
         return HeadWeights(
-            fuse=matrix("fc", size, len(self.config.states) * size, ("embed", "states")),
+            fuse=matrix("fc", size, len(self.config.states) * size, ("embed", "embed")),
             embedding_norm=norm("midlayer.input_layernorm"),
             hidden_norm=norm("midlayer.hidden_norm"),
             q=matrix(attention + "q_proj", heads, 2 * size, ("heads", "embed")),

@@ -77,6 +77,10 @@ def param_bytes(declaration: Any, dtype: str) -> int:
     return sum(math.prod(p.shape) * p.numpy_dtype(dtype).itemsize for p in leaves)
 
 
+def num_parameters(declaration: Any) -> int:
+    return sum(math.prod(param.shape) for param in jax.tree.leaves(declaration, is_leaf=is_param))
+
+
 def random_params(declaration: Any, dtype: str, seed: int) -> Any:
     """Random weights of the declared shapes, the same for the same seed on every device (made by numpy on the host)."""
     leaves, treedef = jax.tree.flatten(declaration, is_leaf=is_param)

@@ -8,6 +8,7 @@ from functools import partial
 
 from noria.ops.linear import api as linear
 from noria.ops.ragged_paged_attention import api as attention
+from noria.ops.ragged_paged_attention.types import FULL_ATTENTION
 from noria.ops.rotary import api as rotary
 
 
@@ -19,11 +20,16 @@ class Ops:
 
     @staticmethod
     def choose(
-        attention_backend: str, linear_backend: str, platform: str, *, quantize_activations: bool = False
+        attention_backend: str,
+        linear_backend: str,
+        platform: str,
+        *,
+        quantize_activations: bool = False,
+        windows: tuple[int, ...] = (FULL_ATTENTION,),
     ) -> Ops:
-        """By name; "auto" is the fastest there is. platform: "cpu", "gpu" or "tpu"."""
+        """By name; "auto" is the fastest there is. platform: "cpu", "gpu" or "tpu". windows: of the model's layers."""
         chosen = linear.choose(linear_backend, platform)
         if quantize_activations:
             quantized = [partial(op, quantize_x=True) for op in (chosen.linear, chosen.argmax)]
             chosen = dataclasses.replace(chosen, linear=quantized[0], argmax=quantized[1])
-        return Ops(attention.choose(attention_backend, platform), chosen, rotary.choose(chosen.name))
+        return Ops(attention.choose(attention_backend, platform, windows), chosen, rotary.choose(chosen.name))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Iterable
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,11 +18,12 @@ from noria.cache.layout import BlockIds, CacheLayout
 from noria.config import ResolvedConfig
 from noria.errors import ConfigError
 from noria.models.eagle3 import Eagle3Head
-from noria.nn.param import param_bytes
 from noria.observe.step_clock import StepClock
 from noria.ops import native
 from noria.ops.ragged_paged_attention.api import FULL_ATTENTION, KVCache
+from noria.runner.backends import choose_ops
 from noria.runner.capture import Programs
+from noria.runner.pack_weights import MatrixForm
 from noria.runner.weights import WeightPlace
 from noria.step.draft_head import HeadPrograms, HeadState
 from noria.step.programs import StepPrograms
@@ -38,16 +39,25 @@ class HeadRunner:
         self,
         head: Eagle3Head,
         config: ResolvedConfig,
-        weights: WeightPlace,
+        target: WeightPlace,
         layout: CacheLayout,
         cache_dtype: str,
         programs: Programs,
         clock: StepClock,
     ) -> None:
-        """weights: how they are loaded. layout: of the model's cache. programs, clock: the model's runner's."""
+        """target, layout: of the model's weights and cache. programs, clock: the model's runner's.
+
+        Raises ConfigError when the model is on several devices.
+        """
+        assert config.speculation is not None
+        if target.placement.is_parallel:
+            raise ConfigError(
+                "speculative_config: the method eagle3 works on one device; leave out tensor_parallel_size, or choose "
+                "another method"
+            )
         self.head = head
         self._config = config
-        self._loader = weights
+        self._placement, dtype = target.placement, target.dtype
         self._layout = layout
         self._cache_dtype = cache_dtype
         self._programs = programs
@@ -57,7 +67,10 @@ class HeadRunner:
         widest = max(range(len(windows)), key=lambda group: windows[group] or 0)
         self._group = windows.index(None) if None in windows else widest
         self._window = windows[self._group] or FULL_ATTENTION
-        assert config.speculation is not None
+        layer = dataclasses.replace(head.config.layer, windows=(windows[self._group],))
+        self._ops = choose_ops(config, layer, dtype, cache_dtype, self._placement.devices[0].platform)
+        matrices = MatrixForm(self._ops.linear.packed, config.speculation.quantization)
+        self._place = WeightPlace(matrices, dtype, self._placement)
         self._max_drafts = config.speculation.num_speculative_tokens
         self.weights: Any = None
         self.state: HeadState | None = None
@@ -68,7 +81,7 @@ class HeadRunner:
     def load(self, checkpoint: Checkpoint | None, progress: Callable[[int, int], None] | None = None) -> None:
         """From a checkpoint, or, when there is none, random weights. Raises WeightsError, or ConfigError when the head
         drafts tokens that the model does not have."""
-        self.weights = self._loader.load(self.head.declaration(), checkpoint, self._config.seed or 0, progress)
+        self.weights = self._place.load(self.head.declaration(), checkpoint, self._config.seed or 0, progress)
         if (offsets := self.weights.offsets) is None:
             return
         tokens = np.arange(len(offsets)) + np.asarray(offsets)
@@ -78,14 +91,13 @@ class HeadRunner:
 
     def describe(self, checkpoint: Checkpoint | None) -> None:
         """In place of load where only the programs are wanted."""
-        self.weights = self._loader.describe(self.head.declaration(), checkpoint)
+        self.weights = self._place.describe(self.head.declaration(), checkpoint)
 
     @property
     def weight_bytes(self) -> int:
         """Loaded or not."""
-        leaves = jax.tree.leaves(self.weights)
-        loaded = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        return loaded or param_bytes(self.head.declaration(), self._loader.dtype)
+        shapes = self._place.plain_shapes(self.head.declaration()) if self.weights is None else self.weights
+        return self._placement.bytes_on_one(shapes)
 
     @property
     def block_bytes(self) -> int:
@@ -95,29 +107,33 @@ class HeadRunner:
 
     def activation_bytes(self, buckets: Buckets) -> int:
         """An upper estimate of what a step holds at a time: the states of the model, the head's layer, its logits."""
-        c, item = self.head.config.layer, jnp.dtype(self._loader.dtype).itemsize
+        c, item = self.head.config.layer, jnp.dtype(self._place.dtype).itemsize
         states = 2 * (len(self.head.config.states) + 1) * c.hidden_size * item
         heads = (2 * c.num_heads + 2 * c.num_kv_heads) * c.head_dim
         layer = 4 * (6 * c.hidden_size + 3 * c.intermediate_size) + 2 * item * heads
         logits = 4 * (self.head.config.draft_vocab_size + 12 * c.vocab_size)
         return buckets.tokens[-1] * (states + layer) + buckets.requests[-1] * logits
 
-    def initialize(self, steps: StepPrograms, num_blocks: int, device: Any, *, allocate: bool) -> HeadPrograms:
+    def initialize(self, steps: StepPrograms, num_blocks: int, *, allocate: bool) -> HeadPrograms:
         """num_blocks: of the model's pool. allocate: false where only the programs are wanted. -> the programs."""
         c, self._shape = self.head.config.layer, steps.shape
-        cache = KVCache.abstract(num_blocks, self._config.block_size, c.num_kv_heads, c.head_dim, self._cache_dtype)
-        hidden = jax.ShapeDtypeStruct((steps.shape.num_rows, c.hidden_size), self._loader.dtype)
+        device = self._placement.devices[0]
+        on_cpu = device.platform == "cpu"
+        sizes = (num_blocks, self._config.block_size, c.num_kv_heads, c.head_dim)
+        cache = self._placement.cache(KVCache.abstract(*sizes, self._cache_dtype, on_cpu=on_cpu))
+        hidden = jax.ShapeDtypeStruct((steps.shape.num_rows, c.hidden_size), self._place.dtype)
+        state = HeadState(cache, self._placement.host(hidden))
+        places = jax.tree.map(lambda leaf: leaf.sharding, state)
         if allocate:
-            zeros = partial(jax.tree.map, lambda s: jnp.zeros(s.shape, s.dtype))
-            make = native.uninitialized if device.platform == "cpu" and native.available() else zeros
+            zeros = lambda shapes: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype, device=s.sharding), shapes)
             with jax.default_device(device):
-                state = HeadState(make(cache), zeros(hidden))
-        else:
-            state = HeadState(cache, hidden)  # pyright: ignore[reportArgumentType]
+                make = native.uninitialized if on_cpu and native.available() else zeros
+                state = HeadState(make(cache), zeros(state.hidden))
         self.state = state
-        programs = HeadPrograms(self.head, steps, self._group, self._window, self._max_drafts)
-        self._follow = jax.jit(programs.follow, donate_argnums=2)
-        self._draft = jax.jit(programs.draft, donate_argnums=2)
+        programs = HeadPrograms(self.head, steps, self._ops, self._group, self._window, self._max_drafts)
+        shardings = (places, self._placement.replicated)
+        self._follow = jax.jit(programs.follow, donate_argnums=2, out_shardings=shardings)
+        self._draft = jax.jit(programs.draft, donate_argnums=2, out_shardings=shardings)
         return programs
 
     def jobs(self, embedding: Any, made_up: Iterable[StepInputs], batch: PersistentBatch, buckets: Buckets) -> Jobs:
@@ -169,11 +185,11 @@ class HeadRunner:
         c, shape = self.head.config, self._shape
         assert shape is not None
         size = (inputs.num_tokens, len(c.states), c.layer.hidden_size)
-        states = jax.ShapeDtypeStruct(size, self._loader.dtype)
+        states = jax.ShapeDtypeStruct(size, self._place.dtype)
         sampled = jax.ShapeDtypeStruct((shape.num_logit_rows,), jnp.int32)
-        arguments = (embedding, self.weights, self.state, states, sampled, inputs.forward, inputs.head)
-        return lambda: self._follow.lower(*arguments).compile()
+        packed = self._placement.host((states, sampled, inputs.forward, inputs.head))
+        return lambda: self._follow.lower(embedding, self.weights, self.state, *packed)
 
     def _draft_job(self, embedding: Any, inputs: DraftInputs) -> Callable[[], Any]:
-        arguments = (embedding, self.weights, self.state, inputs.forward, inputs.sample, inputs.state_rows)
-        return lambda: self._draft.lower(*arguments).compile()
+        packed = self._placement.host((inputs.forward, inputs.sample, inputs.state_rows))
+        return lambda: self._draft.lower(embedding, self.weights, self.state, *packed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,11 +57,10 @@ def plan_memory(
     head_block_bytes: int = 0,
     head_activations: int = 0,
 ) -> MemoryPlan:
-    """head_block_bytes, head_activations: what a draft head adds to a block of the pool and to the largest step; its
-    weights are among `weights`.
+    """model, weights: what one device has of them. head_block_bytes, head_activations: what a draft head adds to a
+    block of the pool and to the largest step; its weights are among `weights`.
 
-    Raises ConfigError when the pool cannot hold one request of max_model_len tokens.
-    """
+    Raises ConfigError when the pool cannot hold one request of max_model_len tokens."""
     per_layer = KVCache.bytes_per_block(config.block_size, model.num_kv_heads, model.head_dim, cache_dtype)
     block_bytes = per_layer * layout.slots + head_block_bytes
     activations = activation_bytes(config, model, activation_dtype_bytes) + head_activations
@@ -124,11 +124,16 @@ def _attention_tile_bytes(model: DecoderConfig, dtype_bytes: int) -> int:
     return max(in_xla, (os.cpu_count() or 1) * scratch_bytes(model.head_dim))
 
 
-def available_bytes(device: Any) -> int:
-    """Memory that is free on the device (a jax.Device); on a CPU what the system could give without swapping."""
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats:
-        return stats["bytes_limit"] - stats["bytes_in_use"]
+def available_bytes(devices: Sequence[Any]) -> int:
+    """Memory that is free on each of the devices (jax.Device); on a CPU what the system could give without swapping,
+    divided by their number."""
+    found = [device.memory_stats() for device in devices if device.platform != "cpu"]
+    if found and all(found):
+        return min(stats["bytes_limit"] - stats["bytes_in_use"] for stats in found)
+    return _system_bytes() // len(devices)
+
+
+def _system_bytes() -> int:
     try:
         with open("/proc/meminfo") as lines:
             fields = dict(line.split(":", 1) for line in lines)

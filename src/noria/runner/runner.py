@@ -5,14 +5,13 @@ The verbs are the field's. A schedule is all it needs, whichever scheduler made 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from noria.batch.buckets import Buckets
 from noria.batch.inputs import BatchShape
@@ -21,14 +20,17 @@ from noria.batch.persistent import PersistentBatch
 from noria.cache.layout import BlockIds, CacheLayout, plan_layout
 from noria.config import ResolvedConfig, SamplingParams
 from noria.errors import ConfigError
+from noria.models.config import DecoderConfig
 from noria.models.decoder import Decoder
 from noria.models.eagle3 import Eagle3Head
-from noria.nn.param import param_bytes
 from noria.observe.step_clock import StepClock
 from noria.ops import native
-from noria.ops.backends import Ops
 from noria.ops.linear.types import PackedWeight
 from noria.ops.ragged_paged_attention.api import KVCache
+from noria.parallel.ops import on_mesh
+from noria.parallel.placement import Placement
+from noria.parallel.rules import check_sizes, on_one_device, with_kv_copies
+from noria.runner.backends import choose_ops
 from noria.runner.capture import (
     CaptureReport,
     MadeUpBlocks,
@@ -41,7 +43,7 @@ from noria.runner.draft_head import HeadRunner
 from noria.runner.memory import MemoryPlan, available_bytes, plan_memory
 from noria.runner.pack_weights import MatrixForm
 from noria.runner.results import SampledTokens
-from noria.runner.shaper import Shaper
+from noria.runner.shaper import Jobs, Shaper
 from noria.runner.weights import WeightPlace
 from noria.runner.work import WorkModel
 from noria.scheduler.schedule import GrammarMasks, Schedule
@@ -51,7 +53,9 @@ from noria.weights.base import Checkpoint
 
 
 class ModelRunner:
-    """One model on one device. Call, in this order: load_model, initialize_kv_cache, capture_model; then steps.
+    """One model on the devices of a mesh.
+
+    Call, in this order: load_model, initialize_kv_cache, capture_model; then steps.
 
     A step is execute_model followed by sample_tokens: between the two the device is at work and the host is free. Of a
     burst execute_model dispatches everything.
@@ -62,24 +66,25 @@ class ModelRunner:
         config: ResolvedConfig,
         model: Decoder,
         dtype: str,
-        device: Any,
+        mesh: Mesh,
         num_valid_tokens: int,
         head: Eagle3Head | None = None,
     ) -> None:
-        """dtype: of weights and activations. device: a jax.Device. num_valid_tokens: ids the tokenizer knows. head: one
-        that drafts, if any."""
+        """dtype: of weights and activations. num_valid_tokens: ids the tokenizer knows. head: one that drafts.
+
+        Raises ConfigError when the model cannot be split over the mesh, or an op cannot be had.
+        """
+        check_sizes(model.config, config.tensor_parallel_size)
         self.config = config
-        self.model = model
-        self.device = device
+        self.placement = Placement(mesh, model.config)
+        self._checkpoint_model = model  # KV heads as the checkpoint has them
+        self.model = Decoder(with_kv_copies(model.config, mesh))
+        self.platform = self.placement.devices[0].platform
         self.dtype = dtype
         self.cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        attention, linear = (
-            _backend(config, f"{op}_backend", dtype, device.platform) for op in ("attention", "linear")
-        )
-        self._ops = Ops.choose(attention, linear, device.platform, quantize_activations=config.quantize_activations)
-        if config.quantize_activations and not self._ops.linear.packed:
-            raise ConfigError("quantize_activations needs the native linear op; leave it out, or see noria env for why")
-        self._place = WeightPlace(MatrixForm(self._ops.linear.packed, config.quantization), dtype, device)
+        ops = choose_ops(config, self._model_on_one, dtype, self.cache_dtype, self.platform)
+        self._ops = on_mesh(ops, self.placement)
+        self._place = WeightPlace(MatrixForm(ops.linear.packed, config.quantization), dtype, self.placement)
         self.layout: CacheLayout = plan_layout(model.config.windows)
         self.buckets = Buckets.of(config)
         blocks = -(-config.max_model_len // config.block_size)
@@ -96,7 +101,9 @@ class ModelRunner:
         # Of all tokens of the last forward pass: hidden states [T, E], and those that the head wants.
         self._states: Any = None
         self._wanted_states: Any = None
-        self.head = None if head is None else self._head_runner(head)
+        self.head = head and HeadRunner(
+            head, config, self._place, self.layout, self.cache_dtype, self._programs, self.clock
+        )
         self._shaper: Any = None
         self._forward: Any = None
         self._sample: Any = None
@@ -119,62 +126,64 @@ class ModelRunner:
 
     def load_model(self, checkpoint: Checkpoint | None, progress: Callable[[int, int], None] | None = None) -> None:
         """From a checkpoint, or, when there is none, random weights."""
-        self._weights = self._place.load(self.model.declaration(), checkpoint, self.config.seed or 0, progress)
+        declaration = self._checkpoint_model.declaration()
+        self._weights = self._place.load(declaration, checkpoint, self.config.seed or 0, progress)
         _check_rounding(self.config, self._weights)
 
     def describe_model(self, checkpoint: Checkpoint | None) -> None:
         """In place of load_model where only the programs are wanted: the shapes of what it would load."""
-        self._weights = self._place.describe(self.model.declaration(), checkpoint)
+        self._weights = self._place.describe(self._checkpoint_model.declaration(), checkpoint)
         _check_rounding(self.config, self._weights)
 
-    def _head_runner(self, head: Eagle3Head) -> HeadRunner:
-        options = self.config.speculation
-        assert options is not None
-        place = dataclasses.replace(self._place, matrices=MatrixForm(self._ops.linear.packed, options.quantization))
-        return HeadRunner(head, self.config, place, self.layout, self.cache_dtype, self._programs, self.clock)
+    def profile_run(self, available: int | None = None) -> MemoryPlan:
+        """How a device's memory is divided. Raises ConfigError when one request of max_model_len does not fit.
 
-    def profile_run(self) -> MemoryPlan:
-        """How the device's memory is divided. Raises ConfigError when one request of max_model_len does not fit.
-
-        May be called before load_model, when the weights count as if none stayed packed.
+        May be called before load_model, when the weights count as if none stayed packed. available: bytes that a
+        device has for the engine; None: those that are free now, of which memory_utilization is a share.
         """
-        leaves = jax.tree.leaves((self._weights, None if self.head is None else self.head.weights))
-        loaded = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, jax.Array))
-        weights = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        weights = weights or param_bytes(self.model.declaration(), self.dtype)
-        if (head := self.head) is not None and head.weights is None:
-            weights += head.weight_bytes
+        shapes, head = self._weights, self.head
+        if shapes is None:
+            shapes = self._place.plain_shapes(self._checkpoint_model.declaration())
+        if available is None:
+            known = jax.tree.leaves((self._weights, head and head.weights))
+            loaded = [leaf for leaf in known if isinstance(leaf, jax.Array)]
+            free = available_bytes(self.placement.devices) + self.placement.bytes_on_one(loaded)
+            available = int(free * self.config.memory_utilization)
         return plan_memory(
             self.config,
-            self.model.config,
+            self._model_on_one,
             self.layout,
-            available=int((available_bytes(self.device) + loaded) * self.config.memory_utilization),
-            weights=weights,
+            available=available,
+            weights=self.placement.bytes_on_one(shapes) + (head.weight_bytes if head else 0),
             activation_dtype_bytes=jnp.dtype(self.dtype).itemsize,
             cache_dtype=self.cache_dtype,
-            on_cpu=self.device.platform == "cpu",
-            head_block_bytes=0 if head is None else head.block_bytes,
-            head_activations=0 if head is None else head.activation_bytes(self.buckets),
+            on_cpu=self.platform == "cpu",
+            head_block_bytes=head.block_bytes if head else 0,
+            head_activations=head.activation_bytes(self.buckets) if head else 0,
         )
 
+    @property
+    def _model_on_one(self) -> DecoderConfig:
+        return on_one_device(self.model.config, self.placement.mesh)
+
     def get_kv_cache_spec(self, num_blocks: int) -> KVCache:
-        """Shapes of the cache arrays."""
+        """Shapes of the cache arrays, with their places."""
         c = self.model.config
-        return KVCache.abstract(
-            self.layout.slots * num_blocks, self.config.block_size, c.num_kv_heads, c.head_dim, self.cache_dtype
-        )
+        sizes = (self.layout.slots * num_blocks, self.config.block_size, c.num_kv_heads, c.head_dim)
+        return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, on_cpu=self.platform == "cpu"))
 
     def initialize_kv_cache(self, num_blocks: int, *, allocate: bool = True) -> None:
         """num_blocks: of the pool, the null block included. allocate: false where only the programs are wanted."""
-        sampled = jax.ShapeDtypeStruct((self.shape.num_logit_rows,), jnp.int32)
-        shapes = (self.get_kv_cache_spec(num_blocks), sampled)
-        if allocate:
-            on_cpu = self.device.platform == "cpu" and native.available()
-            make = native.uninitialized if on_cpu else partial(jax.tree.map, lambda s: jnp.zeros(s.shape, s.dtype))
-            with jax.default_device(self.device):
-                self._cache, self._sampled = make(shapes[0]), jnp.zeros(sampled.shape, jnp.int32)
+        spec, whole = self.get_kv_cache_spec(num_blocks), self.placement.replicated
+        self._sampled = jax.ShapeDtypeStruct((self.shape.num_logit_rows,), jnp.int32, sharding=whole)
+        if not allocate:
+            self._cache = spec
         else:
-            self._cache, self._sampled = shapes
+            zeros = lambda shapes: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype, device=s.sharding), shapes)
+            self._sampled = zeros(self._sampled)
+            on_cpu = self.platform == "cpu" and native.available() and not self.placement.is_parallel
+            with jax.default_device(self.placement.devices[0]):
+                self._cache = native.uninitialized(spec) if on_cpu else zeros(spec)
         steps = StepPrograms(
             model=self.model,
             shape=self.shape,
@@ -184,31 +193,36 @@ class ModelRunner:
             ops=self._ops,
             max_logprobs=self.config.max_logprobs,
             processed_logprobs=self.config.logprobs_mode == "processed_logprobs",
-            wanted_states=() if self.head is None else self.head.head.config.states,
+            wanted_states=self.head.head.config.states if self.head else (),
         )
-        head = None if self.head is None else self.head.initialize(steps, num_blocks, self.device, allocate=allocate)
-        self._shaper = Shaper(steps, self._programs, self.device, self.dtype, self.clock)
-        self._forward = jax.jit(steps.forward, donate_argnums=1)
-        self._sample = jax.jit(steps.sample)
+        head = self.head and self.head.initialize(steps, num_blocks, allocate=allocate)
+        self._shaper = Shaper(steps, self._programs, self.placement, self.dtype, self.clock)
+        places = jax.tree.map(lambda leaf: leaf.sharding, spec)
+        self._forward = jax.jit(steps.forward, donate_argnums=1, out_shardings=(places, whole, whole, whole))
+        self._sample = jax.jit(steps.sample, out_shardings=whole)
         # Rounded up, because to compile takes long: neighbouring values of the option share their programs.
         max_steps = max(8, 1 << (self.config.num_scheduler_steps - 1).bit_length())
-        self._decode = jax.jit(DecodeProgram(steps, max_steps, head).decode, donate_argnums=(1, 5))
+        decode = DecodeProgram(steps, max_steps, head).decode
+        self._decode = jax.jit(decode, donate_argnums=(1, 5), out_shardings=(places, whole, whole, whole))
 
     def capture_model(self, progress: Callable[[int, int], None] | None = None) -> CaptureReport:
         """Compiles every program that the buckets allow."""
-        c, jobs = self.config, {}
+        return self._programs.capture(self.jobs(), self.config.compile_threads, progress)
+
+    def jobs(self) -> Jobs:
+        """By name and bucket, functions that lower one program each: all that serving needs."""
+        c, jobs = self.config, Jobs()
         sizes = (c.max_model_len, c.max_num_batched_tokens, c.num_scheduler_steps)
         steps = list(made_up_steps(self.shape, self.buckets, *sizes))
         for inputs in steps:
             if inputs.is_burst:
-                jobs[("decode", inputs.num_rows)] = self._decode_job(inputs)
+                jobs["decode", inputs.num_rows] = self._decode_job(inputs)
             else:
-                jobs[("forward", inputs.num_tokens)] = self._forward_job(inputs)
-                jobs[("sample", inputs.num_rows)] = self._sample_job(inputs)
-        jobs |= self._shaper.jobs(self._weights, steps)
-        if self.head is not None:
+                jobs["forward", inputs.num_tokens] = self._forward_job(inputs)
+                jobs["sample", inputs.num_rows] = self._sample_job(inputs)
+        if self.head:
             jobs |= self.head.jobs(self._weights.embedding, steps, self.batch, self.buckets)
-        return self._programs.capture(jobs, c.compile_threads, progress)
+        return jobs | self._shaper.jobs(self._weights, steps)
 
     def execute_model(self, schedule: Schedule) -> tuple[str, ...]:
         """Dispatches the forward pass of a step, or the whole of a burst; its tokens come from sample_tokens.
@@ -244,7 +258,7 @@ class ModelRunner:
                 self._sampled = outputs
             outputs.copy_to_host_async()
             expected = self.batch.expect(inputs.rows[sources], sources, inputs.steps[sources])
-        if self.head is not None and not inputs.is_burst:
+        if self.head and not inputs.is_burst:
             self.head.follow(self._weights.embedding, self._wanted_states, outputs, inputs)
         if inputs.prompt is not None:
             prompt = self._shaper.score_prompt(self._weights, self._states, inputs.prompt)
@@ -291,22 +305,20 @@ class ModelRunner:
     def decode(self, inputs: StepInputs) -> jax.Array:
         """Dispatches a whole burst: token ids [DecodeProgram.max_steps, max_num_seqs]."""
         key, job = ("decode", inputs.num_rows), self._decode_job(inputs)
+        arguments = (self._weights, self._cache, self._sampled, inputs.forward, inputs.sample)
+        if self.head:
+            arguments += (self.head.state, self.head.weights, inputs.head)
         self.clock.dispatching()
-        results = self._programs.call(key, job, *self._decode_arguments(inputs))
-        self._cache, self._sampled, token_ids, head = results
-        if self.head is not None:
-            self.head.state = head
+        self._cache, self._sampled, token_ids, state = self._programs.call(key, job, *arguments)
         self.clock.dispatched(token_ids)
+        if self.head:
+            self.head.state = state
         return token_ids
 
     def draft(self, wanted: dict[str, tuple[int, BlockIds]]) -> dict[str, list[int]]:
         """See HeadRunner.draft."""
         assert self.head is not None
         return self.head.draft(self._weights.embedding, wanted, self.batch, self.buckets)
-
-    def _decode_arguments(self, inputs: StepInputs) -> tuple[Any, ...]:
-        arguments = (self._weights, self._cache, self._sampled, inputs.forward, inputs.sample)
-        return arguments if self.head is None else (*arguments, self.head.state, self.head.weights, inputs.head)
 
     def made_up_step(self, counts: Sequence[int], num_computed: int = 0, num_steps: int = 1) -> StepInputs:
         """Inputs of greedy requests with blocks of their own, for measurements with forward, sample and decode.
@@ -328,30 +340,35 @@ class ModelRunner:
         )
 
     def work_model(self) -> WorkModel:
-        """What the steps of this model must read and compute at least. After load_model."""
-        c = self.model.config
+        """What a device must read and compute at least in the steps of this model. After load_model."""
+        c = self._model_on_one
         block = KVCache.bytes_per_block(self.config.block_size, c.num_kv_heads, c.head_dim, self.cache_dtype)
-        return WorkModel(c, self._weights, block / self.config.block_size)
+        weights = self.placement.shapes_on_one(self._weights)
+        return WorkModel(c, weights, block / self.config.block_size)
 
     def close(self) -> None:
         """Gives the device's memory back."""
         self._programs.close()
         if self._shaper is not None:
             self._shaper.close()
-        if self.head is not None:
+        if self.head:
             self.head.close()
         self._weights = self._cache = self._sampled = self._states = self._wanted_states = self._executed = None
         self._forward = self._sample = self._decode = None
 
     def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        return lambda: self._forward.lower(self._weights, self._cache, self._sampled, inputs.forward).compile()
+        packed = self.placement.host(inputs.forward)
+        return lambda: self._forward.lower(self._weights, self._cache, self._sampled, packed)
 
     def _decode_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        return lambda: self._decode.lower(*self._decode_arguments(inputs)).compile()
+        packed = self.placement.host((inputs.forward, inputs.sample))
+        head = (self.head.state, self.head.weights, self.placement.host(inputs.head)) if self.head else ()
+        return lambda: self._decode.lower(self._weights, self._cache, self._sampled, *packed, *head)
 
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
         rows = jax.ShapeDtypeStruct((self.shape.num_logit_rows, self.model.config.hidden_size), self.dtype)
-        return lambda: self._sample.lower(self._weights, rows, inputs.sample).compile()
+        arguments = self.placement.host((rows, inputs.sample))
+        return lambda: self._sample.lower(self._weights, *arguments)
 
 
 def _check_rounding(config: ResolvedConfig, weights: Any) -> None:
@@ -362,23 +379,3 @@ def _check_rounding(config: ResolvedConfig, weights: Any) -> None:
             "quantize_activations would change nothing, because no matrix of this model is quantized; "
             "add quantization int8, use a quantized GGUF file, or leave it out"
         )
-
-
-def _backend(config: ResolvedConfig, option: str, dtype: str, platform: str) -> str:
-    """Of an op that has a native back end, which computes in float32 and bfloat16, on CPUs.
-
-    option: the name of its option. Raises ConfigError when native was asked for in vain.
-    """
-    choice = getattr(config, option)
-    if choice == "auto":
-        return "xla" if dtype == "float16" else choice
-    if choice == "native":
-        why = (
-            f"it needs a CPU, not {platform}" if platform != "cpu"
-            else "it does not compute in float16" if dtype == "float16"
-            else None if native.available()
-            else f"the library is {native.status()}"
-        )  # fmt: skip
-        if why is not None:
-            raise ConfigError(f"{option} native cannot be used: {why}; use auto or xla")
-    return choice

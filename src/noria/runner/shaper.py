@@ -13,6 +13,7 @@ import numpy as np
 from noria.batch.edits import empty_edit
 from noria.batch.pack import PromptPart, StepInputs
 from noria.observe.step_clock import StepClock
+from noria.parallel.placement import Placement
 from noria.runner.capture import Programs
 from noria.runner.results import PromptScores
 from noria.step.programs import StepPrograms, pick_rows
@@ -23,35 +24,39 @@ Jobs = dict[Hashable, Callable[[], Any]]
 
 
 class Shaper:
-    """For one model on one device. Its tables are made when the first request needs them."""
+    """For one model. Its tables are made when the first request needs them."""
 
-    def __init__(self, steps: StepPrograms, programs: Programs, device: Any, dtype: str, clock: StepClock) -> None:
-        """device: a jax.Device. dtype: of hidden states."""
+    def __init__(
+        self, steps: StepPrograms, programs: Programs, placement: Placement, dtype: str, clock: StepClock
+    ) -> None:
+        """dtype: of hidden states."""
         rows, self._config = steps.shape.num_rows, steps.model.config
         self._programs = programs
         self._clock = clock
         self._dtype = dtype
         self._num_logit_rows = steps.shape.num_logit_rows
         self._prompt_rows = min(_PROMPT_ROWS, rows)
-        self._sharding = jax.sharding.SingleDeviceSharding(device)
+        self._placement = placement
+        by_token = placement.split((None, rows), ("vocab", self._config.vocab_size))
         shapes = Tables.abstract(rows, self._config.vocab_size)
-        on_device = partial(jax.ShapeDtypeStruct, sharding=self._sharding)
+        on_device = partial(jax.ShapeDtypeStruct, sharding=by_token)
         self._shapes: Tables = jax.tree.map(lambda shape: on_device(shape.shape, shape.dtype), shapes)
-        self._sampled = jax.ShapeDtypeStruct((steps.shape.num_logit_rows,), jnp.int32)
+        self._sampled = placement.host(jax.ShapeDtypeStruct((steps.shape.num_logit_rows,), jnp.int32))
         self._tables: Tables | None = None
         self._open_masks: dict[int, jax.Array] = {}  # by request bucket
         self.mask_width = mask_width(self._config.vocab_size)
-        self._sample = jax.jit(steps.sample_shaped, donate_argnums=2)
+        tables, whole = jax.tree.map(lambda shape: shape.sharding, self._shapes), placement.replicated
+        self._sample = jax.jit(steps.sample_shaped, donate_argnums=2, out_shardings=(tables, whole, whole))
         # Functions of its own: what JAX has compiled of those that engines share never reaches another's compile cache.
-        self._edit = jax.jit(partial(edit), donate_argnums=0)
-        self._pick = jax.jit(partial(pick_rows))
-        self._score = jax.jit(steps.score_prompt)
+        self._edit = jax.jit(partial(edit), donate_argnums=0, out_shardings=tables)
+        self._pick = jax.jit(partial(pick_rows), out_shardings=whole)
+        self._score = jax.jit(steps.score_prompt, out_shardings=whole)
 
     def jobs(self, weights: Any, made_up: Iterable[StepInputs]) -> Jobs:
-        """What warm-up compiles for these steps."""
+        """What warm-up lowers and compiles for these steps."""
         jobs: Jobs = {
             "tables": self._tables_job,
-            "edit": lambda: self._edit.lower(self._shapes, empty_edit()).compile(),
+            "edit": self._edit_job,
             "score prompt": self._score_job(weights),
         }
         for inputs in made_up:
@@ -64,8 +69,7 @@ class Shaper:
     def apply(self, edits: Iterable[np.ndarray]) -> None:
         """Dispatches the edits of the tables, see batch/edits.py."""
         for packed in edits:
-            job = lambda packed=packed: self._edit.lower(self._shapes, packed).compile()
-            self._tables = self._programs.call("edit", job, self._take_tables(), packed)
+            self._tables = self._programs.call("edit", self._edit_job, self._take_tables(), packed)
 
     def sample(
         self, weights: Any, hidden: jax.Array, sampled: jax.Array, inputs: StepInputs, mask: np.ndarray | None
@@ -110,7 +114,7 @@ class Shaper:
         """One that allows everything, kept on the device: steps without a grammar upload none."""
         if num_rows not in self._open_masks:
             ones = np.full((num_rows, self.mask_width), -1, np.int32)
-            self._open_masks[num_rows] = jax.device_put(ones, self._sharding)
+            self._open_masks[num_rows] = jax.device_put(ones, self._placement.replicated)
         return self._open_masks[num_rows]
 
     def _take_tables(self) -> Tables:
@@ -120,21 +124,27 @@ class Shaper:
 
     def _tables_job(self) -> Any:
         zeros = lambda: jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), self._shapes)
-        return jax.jit(zeros, out_shardings=self._sharding).lower().compile()
+        places = jax.tree.map(lambda shape: shape.sharding, self._shapes)
+        return jax.jit(zeros, out_shardings=places).lower()
+
+    def _edit_job(self) -> Any:
+        return self._edit.lower(self._shapes, self._placement.host(empty_edit()))
 
     def _sample_job(self, weights: Any, inputs: StepInputs) -> Callable[[], Any]:
-        hidden = self._states(self._num_logit_rows)
         mask = jax.ShapeDtypeStruct((inputs.num_rows, self.mask_width), jnp.int32)
-        arguments = (weights, hidden, self._shapes, self._sampled, inputs.sample, inputs.shaping, mask)
-        return lambda: self._sample.lower(*arguments).compile()
+        packed = self._placement.host((inputs.sample, inputs.shaping, mask))
+        arguments = (weights, self._states(self._num_logit_rows), self._shapes, self._sampled, *packed)
+        return lambda: self._sample.lower(*arguments)
 
     def _pick_job(self, num_tokens: int) -> Callable[[], Any]:
-        packed = np.zeros((2, self._prompt_rows), np.int32)
-        return lambda: self._pick.lower(self._states(num_tokens), packed).compile()
+        return lambda: self._pick.lower(self._states(num_tokens), self._prompt_places())
 
     def _score_job(self, weights: Any) -> Callable[[], Any]:
-        packed = np.zeros((2, self._prompt_rows), np.int32)
-        return lambda: self._score.lower(weights, self._states(self._prompt_rows), packed).compile()
+        arguments = (weights, self._states(self._prompt_rows), self._prompt_places())
+        return lambda: self._score.lower(*arguments)
 
-    def _states(self, rows: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((rows, self._config.hidden_size), self._dtype)
+    def _states(self, rows: int) -> Any:
+        return self._placement.host(jax.ShapeDtypeStruct((rows, self._config.hidden_size), self._dtype))
+
+    def _prompt_places(self) -> Any:
+        return self._placement.host(np.zeros((2, self._prompt_rows), np.int32))

@@ -1,4 +1,4 @@
-"""The weights of a model on its device: read, made up, or only described."""
+"""The weights of a model on its devices: read, made up, or only described."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
-from noria.nn.param import abstract_params, random_params
+from noria.nn.param import Param, abstract_params, dense_leaf, random_params
 from noria.ops.linear.types import DenseWeight
+from noria.parallel.placement import Placement
 from noria.runner.pack_weights import MatrixForm
 from noria.weights.base import Checkpoint
-from noria.weights.load import abstract_weights, load_weights, place_on
+from noria.weights.load import Tensors, abstract_weights, load_weights
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class WeightPlace:
 
     matrices: MatrixForm
     dtype: str
-    device: Any  # a jax.Device
+    placement: Placement
 
     def load(
         self,
@@ -31,19 +33,25 @@ class WeightPlace:
         progress: Callable[[int, int], None] | None = None,
     ) -> Any:
         """From a checkpoint, or, when there is none, random weights."""
+        put = self.placement.put
         if checkpoint is None:
-            with jax.default_device(self.device):
+            with jax.default_device(self.placement.devices[0]):
                 weights = random_params(declaration, self.dtype, seed)
             if not self.matrices.is_plain:
                 weights = _map_weights(self.matrices.convert, weights)
-        else:
-            make = None if self.matrices.is_plain else self.matrices.load
-            weights = load_weights(checkpoint, declaration, self.dtype, place_on(self.device), progress, make)
-        # All committed to the device: the compiled programs are then the same wherever weights came from.
-        return jax.device_put(weights, self.device)
+            return self.placement.map(put, declaration, weights)
+
+        def place(buffer: np.ndarray, param: Param) -> Any:
+            return put(param, dense_leaf(param, buffer))
+
+        def pack(param: Param, tensors: Tensors) -> Any:
+            return put(param, self.matrices.load(param, tensors))
+
+        make = None if self.matrices.is_plain else pack
+        return load_weights(checkpoint, declaration, self.dtype, place, progress, make)
 
     def describe(self, declaration: Any, checkpoint: Checkpoint | None) -> Any:
-        """The shapes of what load would make; they lower to the same programs."""
+        """The shapes of what load would make, with their places; they lower to the same programs."""
         if checkpoint is None:
             weights = abstract_params(declaration, self.dtype)
             if not self.matrices.is_plain:
@@ -51,8 +59,11 @@ class WeightPlace:
         else:
             make = None if self.matrices.is_plain else self.matrices.abstract
             weights = abstract_weights(checkpoint, declaration, self.dtype, make)
-        sharding = jax.sharding.SingleDeviceSharding(self.device)
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), weights)
+        return self.placement.map(self.placement.describe, declaration, weights)
+
+    def plain_shapes(self, declaration: Any) -> Any:
+        """As describe, of matrices that are not packed."""
+        return self.placement.map(self.placement.describe, declaration, abstract_params(declaration, self.dtype))
 
 
 def _map_weights(function: Callable[[DenseWeight], Any], weights: Any) -> Any:

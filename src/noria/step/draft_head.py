@@ -17,6 +17,7 @@ from jax import lax, tree_util
 
 from noria.batch.inputs import NOT_SAMPLED, ForwardInputs, HeadInputs, SampleInputs
 from noria.models.eagle3 import Eagle3Head, HeadWeights
+from noria.ops.backends import Ops
 from noria.ops.ragged_paged_attention.api import KVCache, LayerAddress, RaggedBatch
 from noria.step.programs import StepPrograms, ragged_batch, unpack_forward_inputs, unpack_sample_inputs
 from noria.step.sample import all_plain_greedy, sample
@@ -46,6 +47,7 @@ class HeadPrograms:
 
     head: Eagle3Head
     steps: StepPrograms
+    ops: Ops
     group: int  # cache group whose block tables the head shares
     window: int  # how far it sees
     max_drafts: int
@@ -140,7 +142,7 @@ class HeadPrograms:
         alive = count < inputs.num_steps
         inputs = dataclasses.replace(inputs, position=inputs.position + count)
         num_rows = jnp.sum(inputs.num_steps > 0, dtype=jnp.int32)
-        ops, vocab = self.steps.ops, self.steps.model.config.vocab_size
+        ops, vocab = self.ops, self.steps.model.config.vocab_size
 
         def draw(hidden: jax.Array) -> jax.Array:
             logits = self.head.logits(weights, hidden, num_rows, vocab, ops)
@@ -159,7 +161,7 @@ class HeadPrograms:
         batch: RaggedBatch,
     ) -> tuple[jax.Array, KVCache]:
         """states [T, ., E]: of the model."""
-        fused = self.head.fuse(weights, states, batch.query_start[-1], self.steps.ops)
+        fused = self.head.fuse(weights, states, batch.query_start[-1], self.ops)
         return self._step(embedding, weights, cache, fused, token_ids, batch)
 
     def _step(
@@ -171,7 +173,7 @@ class HeadPrograms:
         token_ids: jax.Array,
         batch: RaggedBatch,
     ) -> tuple[jax.Array, KVCache]:
-        ops = self.steps.ops
+        ops = self.ops
         embedded = ops.linear.embed(embedding, jnp.maximum(token_ids, 0), hidden.dtype)
         address = LayerAddress(jnp.int32(self.group), jnp.int32(0), jnp.int32(self.window))
         return self.head.forward(weights, cache, embedded, hidden, batch, address, ops)

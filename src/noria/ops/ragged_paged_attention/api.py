@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 import jax
 
 from noria.ops import native
-from noria.ops.ragged_paged_attention import cpu, reference, xla
+from noria.ops.ragged_paged_attention import cpu, reference, tpu, xla
 from noria.ops.ragged_paged_attention.types import (
     CACHE_DTYPES,
     FULL_ATTENTION,
@@ -54,6 +55,7 @@ class RaggedPagedAttention(Protocol):
     ) -> tuple[jax.Array, KVCache]: ...
 
 
+# The ones that take everything; there is "pallas" besides, for TPUs, see tpu.unsupported.
 BACKENDS: tuple[tuple[str, RaggedPagedAttention], ...] = (
     ("reference", reference.ragged_paged_attention),
     ("xla", xla.ragged_paged_attention),
@@ -61,8 +63,11 @@ BACKENDS: tuple[tuple[str, RaggedPagedAttention], ...] = (
 )
 
 
-def choose(name: str, platform: str) -> RaggedPagedAttention:
-    """The implementation of that name; "auto" is the fastest one that the platform ("cpu", "gpu", "tpu") has."""
+def choose(name: str, platform: str, windows: tuple[int, ...] = (FULL_ATTENTION,)) -> RaggedPagedAttention:
+    """The implementation of that name; "auto" is the fastest one that the platform ("cpu", "gpu", "tpu") has
+    and that takes everything. windows: all that layer.window may be; Pallas kernels are made for them."""
+    if name == "pallas":
+        return partial(tpu.ragged_paged_attention, windows=windows)
     if name == "auto":
         name = "native" if platform == "cpu" and native.available() else "xla"
     return dict(BACKENDS)[name]

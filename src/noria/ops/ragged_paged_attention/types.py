@@ -30,10 +30,14 @@ class KVCache:
     What nobody wrote may hold anything, even NaN: no result depends on it.
 
     data: [slots * num_blocks, block_size, kv_heads, 2, head_dim]; index 0 of the axis of length 2 is keys, 1 is values.
-    Floats narrower than 32 bits are kept as the unsigned integers with their bits: to write a few values into an array
-    of such floats, XLA on a CPU converts the whole array to float32 and back.
+    On a CPU floats narrower than 32 bits are kept as the unsigned integers with their bits: to write a few values into
+    an array of such floats, XLA converts the whole array to float32 and back there. Elsewhere they are what they are,
+    since a kernel that wants floats would be given a copy of the whole array; and the axes of heads and of keys and
+    values are one, as a TPU's kernel wants them: arrays lie in tiles of the last two axes there, so that to join axes
+    is to copy.
     dtype: of the values, a key of CACHE_DTYPES.
-    scale: float32 [slots * num_blocks, block_size, kv_heads, 2] for int8 (one scale per token and head), else None.
+    scale: float32 [slots * num_blocks, block_size, kv_heads, 2], or joined as above, for int8 (one scale per token and
+    head), else None.
     """
 
     data: jax.Array
@@ -45,11 +49,14 @@ class KVCache:
         return self.data.shape[1]
 
     @staticmethod
-    def abstract(rows: int, block_size: int, kv_heads: int, head_dim: int, dtype: str) -> KVCache:
+    def abstract(
+        rows: int, block_size: int, kv_heads: int, head_dim: int, dtype: str, *, on_cpu: bool = True
+    ) -> KVCache:
         """The shapes (jax.ShapeDtypeStruct) of a cache; dtype is a key of CACHE_DTYPES."""
-        shape = (rows, block_size, kv_heads, 2, head_dim)
+        heads = (kv_heads, 2) if on_cpu else (kv_heads * 2,)
+        shape = (rows, block_size, *heads, head_dim)
         scale = jax.ShapeDtypeStruct(shape[:-1], jnp.float32) if dtype == "int8" else None
-        data = jax.ShapeDtypeStruct(shape, _stored_as(dtype))
+        data = jax.ShapeDtypeStruct(shape, _stored_as(dtype) if on_cpu else CACHE_DTYPES[dtype])
         return KVCache(data, scale, dtype)  # pyright: ignore[reportArgumentType]
 
     @staticmethod

@@ -1,0 +1,1 @@
+"""Programs for TPUs on a machine without one: compiled ahead of time, and what they will cost."""

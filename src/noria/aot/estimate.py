@@ -1,0 +1,83 @@
+"""What the steps of a plan take at the roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from noria.aot.programs import ProgramFigures
+from noria.aot.roofline import Roofline, roofline
+from noria.aot.topologies import Device
+from noria.batch.buckets import Buckets, pick
+from noria.config import ResolvedConfig
+from noria.runner.work import Work, WorkModel
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Of a step. seconds: of its forward pass and its sampler."""
+
+    rows: int  # requests
+    context: int  # tokens of each in the cache before the step
+    tokens: int  # computed in the step
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """work: of one device. context: tokens in the cache of each request that decodes."""
+
+    device: Device
+    config: ResolvedConfig
+    buckets: Buckets
+    work: WorkModel
+    context: int
+    programs: Sequence[ProgramFigures]
+
+    def of_program(self, program: ProgramFigures) -> Roofline | None:
+        """Of the step that fills its bucket: where all requests can decode in it, they do; larger ones are prompts.
+
+        None for programs whose work is not worth speaking of, and for those that do not compile.
+        """
+        bucket = program.bucket or 0
+        if program.error is not None:
+            return None
+        if program.name == "forward":
+            decodes = bucket <= self.config.max_num_seqs
+            return self._roofline(program, self._decode(bucket) if decodes else self._prompts(bucket))
+        if program.name in ("sample", "sample shaped"):
+            return self._roofline(program, self.work.sample(bucket))
+        return None
+
+    def decode(self, rows: int) -> Speed | None:
+        """None where a program that it needs does not compile."""
+        return self._speed(rows, self.context, rows, self._decode(rows))
+
+    def prefill(self, tokens: int) -> Speed | None:
+        """Of prompts that fill a step, of which the last one ends in it."""
+        return self._speed(1, 0, tokens, self._prompts(tokens))
+
+    def _speed(self, rows: int, context: int, tokens: int, work: Work) -> Speed | None:
+        forward = self._find("forward", pick(self.buckets.tokens, tokens))
+        sample = self._find("sample", pick(self.buckets.requests, rows))
+        if forward.error is not None or sample.error is not None:
+            return None
+        seconds = self._roofline(forward, work).seconds + self._roofline(sample, self.work.sample(rows)).seconds
+        return Speed(rows, context, tokens, seconds)
+
+    def _find(self, name: str, bucket: int) -> ProgramFigures:
+        return next(each for each in self.programs if (each.name, each.bucket) == (name, bucket))
+
+    def _decode(self, rows: int) -> Work:
+        return self.work.forward([(self.context, 1)] * rows)
+
+    def _prompts(self, tokens: int) -> Work:
+        full, rest = divmod(tokens, self.config.max_model_len)
+        return self.work.forward([(0, self.config.max_model_len)] * full + [(0, rest)] * (rest > 0))
+
+    def _roofline(self, program: ProgramFigures, work: Work) -> Roofline:
+        return roofline(self.device, work, program.sent)

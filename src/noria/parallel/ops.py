@@ -1,0 +1,150 @@
+"""The ops on a mesh: each device runs them on its heads, or on its part of the vocabulary.
+
+The products with matrices are left to XLA's partitioner, which finds everything it needs in the places of the weights:
+the first of two is split along its outputs and the second along its inputs, and their sum is the one exchange.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from noria.ops.backends import Ops
+from noria.ops.linear.api import Backend
+from noria.ops.linear.types import Weight
+from noria.ops.ragged_paged_attention.api import KVCache, LayerAddress, RaggedBatch
+from noria.ops.rms_norm import RmsNorm
+from noria.parallel.placement import Placement
+from noria.parallel.rules import mesh_axes, partition
+
+_WHOLE = PartitionSpec()
+
+
+def on_mesh(ops: Ops, placement: Placement) -> Ops:
+    """The same signatures and, apart from the order in which devices sum, the same results."""
+    if not placement.is_parallel:
+        return ops
+    linear = dataclasses.replace(
+        ops.linear,
+        embed=partial(_embed, ops.linear, placement),
+        argmax=partial(_argmax, ops.linear, placement),
+    )
+    return Ops(partial(_attention, ops, placement), linear, partial(_rotary, ops, placement))
+
+
+def _each_device(placement: Placement, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
+    return jax.shard_map(function, mesh=placement.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def _by_heads(placement: Placement, axis: str) -> PartitionSpec:
+    """Of [T, heads, head_dim]."""
+    return partition((None, axis, None), (0, 0, 0), placement.mesh)
+
+
+def _attention(
+    ops: Ops,
+    placement: Placement,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    cache: KVCache,
+    batch: RaggedBatch,
+    layer: LayerAddress,
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+) -> tuple[jax.Array, KVCache]:
+    queries, keys = _by_heads(placement, "heads"), _by_heads(placement, "kv_heads")
+    by_head = partition((None, None, "kv_heads"), (0, 0, 0), placement.mesh)
+    places = jax.tree.map(lambda _: by_head, cache)
+    call = _each_device(
+        placement,
+        partial(ops.attention, scale=scale, soft_cap=soft_cap),
+        (queries, keys, keys, places, _WHOLE, _WHOLE),
+        (queries, places),
+    )
+    return call(q, k, v, cache, batch, layer)
+
+
+def _rotary(
+    ops: Ops,
+    placement: Placement,
+    q: jax.Array,
+    k: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
+    rope: jax.Array,
+    layer: jax.Array,
+    rows: jax.Array,
+    *,
+    q_norm: RmsNorm | None = None,
+    k_norm: RmsNorm | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    def local(q: jax.Array, k: jax.Array, norms: Any, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return ops.rotary(q, k, *rest, q_norm=norms[0], k_norm=norms[1])
+
+    heads = _by_heads(placement, "heads"), _by_heads(placement, "kv_heads")
+    call = _each_device(placement, local, (*heads, *[_WHOLE] * 6), heads)
+    return call(q, k, (q_norm, k_norm), cos, sin, rope, layer, rows)
+
+
+def _vocab_places(placement: Placement, table: Weight) -> tuple[Any, tuple[str, ...]]:
+    """Of a weight [V, E]: specs of its leaves, and the axes of the mesh that its vocabulary is split over."""
+    spec = partition(("layers", "vocab"), (1, table.out_features), placement.mesh)
+    axes = mesh_axes("vocab", placement.mesh) if spec[1] is not None else ()
+    return jax.tree.map(lambda _: spec, table), axes
+
+
+def _embed(backend: Backend, placement: Placement, table: Weight, token_ids: jax.Array, dtype: Any) -> jax.Array:
+    """Each device looks up what its part of the table has, and zeros stand for the rest."""
+    places, axes = _vocab_places(placement, table)
+    size = table.out_features
+
+    def local(table: Weight, token_ids: jax.Array) -> jax.Array:
+        if not axes:
+            return backend.embed(table, token_ids, dtype)
+        rows = table.out_features
+        mine = jnp.clip(token_ids, 0, size - 1) - lax.axis_index(axes) * rows
+        found = backend.embed(table, jnp.clip(mine, 0, rows - 1), dtype)
+        return lax.psum(jnp.where(((mine >= 0) & (mine < rows))[:, None], found, 0), axes)
+
+    return _each_device(placement, local, (places, _WHOLE), _WHOLE)(table, token_ids)
+
+
+def _argmax(
+    backend: Backend,
+    placement: Placement,
+    x: jax.Array,
+    weight: Weight,
+    rows: jax.Array,
+    *,
+    num_choices: int,
+    norm: RmsNorm | None = None,
+    quantize_x: bool = False,
+) -> jax.Array:
+    """Each device finds the largest of its logits; only those are exchanged."""
+    places, axes = _vocab_places(placement, weight)
+    if not axes:
+        return backend.argmax(x, weight, rows, num_choices=num_choices, norm=norm, quantize_x=quantize_x)
+
+    def local(x: jax.Array, weight: Weight, rows: jax.Array, norm: RmsNorm | None) -> jax.Array:
+        (logits,) = backend.linear(x, (weight,), jnp.int32(0), rows, norm=norm, out_dtype=jnp.dtype(jnp.float32))
+        first = lax.axis_index(axes) * weight.out_features
+        is_choice = first + jnp.arange(logits.shape[1]) < num_choices
+        # A maximum that is compared with itself must not be computed twice, in fusions that may round differently.
+        logits = lax.optimization_barrier(jnp.where(is_choice, logits, -jnp.inf))
+        best = lax.all_gather(jnp.max(logits, axis=-1), axes)  # [shards, R]
+        ids = lax.all_gather(first + jnp.argmax(logits, axis=-1), axes)
+        shard = jnp.argmax(best, axis=0)  # the first of equals, whose ids are the lowest
+        pick = lambda values: jnp.take_along_axis(values, shard[None], axis=0)[0]
+        return jnp.where(jnp.isfinite(pick(best)), pick(ids), -1).astype(jnp.int32)
+
+    call = _each_device(placement, local, (_WHOLE, places, _WHOLE, _WHOLE), _WHOLE)
+    return call(x, weight, rows, norm)

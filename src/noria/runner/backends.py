@@ -1,0 +1,68 @@
+"""Which implementation of each op an engine gets: what was asked for, or the fastest that device and model allow."""
+
+from __future__ import annotations
+
+import logging
+
+from noria.config import ResolvedConfig
+from noria.errors import ConfigError
+from noria.models.config import DecoderConfig
+from noria.ops import native
+from noria.ops.backends import Ops
+from noria.ops.ragged_paged_attention import tpu
+from noria.ops.ragged_paged_attention.api import FULL_ATTENTION
+
+_log = logging.getLogger(__name__)
+
+
+def choose_ops(config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_dtype: str, platform: str) -> Ops:
+    """model: what one device has of it. Raises ConfigError when an op cannot be had."""
+    windows = sorted({FULL_ATTENTION if window is None else window for window in model.windows})
+    ops = Ops.choose(
+        _attention(config, model, dtype, cache_dtype, platform),
+        _choice(config, "linear_backend", dtype, platform),
+        platform,
+        quantize_activations=config.quantize_activations,
+        windows=tuple(windows),
+    )
+    if config.quantize_activations and not ops.linear.packed:
+        raise ConfigError("quantize_activations needs the native linear op; leave it out, or see noria env for why")
+    return ops
+
+
+def _attention(config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_dtype: str, platform: str) -> str:
+    choice = _choice(config, "attention_backend", dtype, platform)
+    if choice not in ("auto", "pallas"):
+        return choice
+    why = (
+        f"it needs a TPU, not {platform}" if platform != "tpu"
+        else tpu.unsupported(model.num_kv_heads, model.head_dim, dtype, cache_dtype)
+    )  # fmt: skip
+    if choice == "auto":
+        if why is not None and platform == "tpu":
+            _log.warning("attention runs without its kernel, so slowly: it does not take %s", why)
+        return "pallas" if why is None else choice
+    if why is not None:
+        raise ConfigError(f"attention_backend pallas cannot be used: {why}; use auto or xla")
+    return choice
+
+
+def _choice(config: ResolvedConfig, option: str, dtype: str, platform: str) -> str:
+    """Of an op that has a native back end, which computes in float32 and bfloat16, on CPUs, on one device.
+
+    option: the name of its option. Raises ConfigError when native was asked for in vain.
+    """
+    choice, is_parallel = getattr(config, option), config.tensor_parallel_size > 1
+    if choice == "auto" and platform == "cpu":
+        return "xla" if dtype == "float16" or is_parallel else choice
+    if choice == "native":
+        why = (
+            f"it needs a CPU, not {platform}" if platform != "cpu"
+            else "it does not compute in float16" if dtype == "float16"
+            else "it runs on one device, so not with tensor_parallel_size" if is_parallel
+            else None if native.available()
+            else f"the library is {native.status()}"
+        )  # fmt: skip
+        if why is not None:
+            raise ConfigError(f"{option} native cannot be used: {why}; use auto or xla")
+    return choice

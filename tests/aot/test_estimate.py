@@ -1,0 +1,70 @@
+"""What a plan expects of Llama 3.1 8B, against arithmetic by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from noria.aot.estimate import Estimator
+from noria.aot.models import load_config
+from noria.aot.programs import ProgramFigures
+from noria.aot.topologies import CHIPS
+from noria.batch.buckets import Buckets
+from noria.config import EngineConfig, ModelLimits
+from noria.models.registry import build_model
+from noria.nn.param import abstract_params
+from noria.runner.work import WorkModel
+
+V6E = CHIPS["v6e"].device
+PARAMETERS = 8.03e9
+TABLE = 128256 * 4096  # parameters of embedding and of head, each
+KV_BYTES = 2 * 8 * 128 * 2 * 32  # of a token in all layers: keys and values of 8 heads in bfloat16
+
+
+def estimator(sent: float = 0.0) -> Estimator:
+    decoder = build_model(load_config("llama-3.1-8b"))
+    config = EngineConfig(model="m", max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=4096)
+    resolved = config.resolve(ModelLimits(131072, 128256), "tpu")
+    buckets = Buckets.of(resolved)
+    programs = [ProgramFigures(name="forward", bucket=size, seconds=1.0, sent=sent) for size in buckets.tokens]
+    programs += [ProgramFigures(name="sample", bucket=size, seconds=1.0) for size in buckets.requests]
+    work = WorkModel(decoder.config, abstract_params(decoder.declaration(), "bfloat16"), KV_BYTES / 32)
+    return Estimator(V6E, resolved, buckets, work, 1000, programs)
+
+
+def test_decode_reads_weights_and_cache() -> None:
+    speed = estimator().decode(64)
+    assert speed is not None
+    by_hand = ((PARAMETERS - TABLE) * 2 + 64 * 1001 * KV_BYTES) / 1638e9  # of the embedding only a few rows are read
+    assert speed.seconds == pytest.approx(by_hand, rel=0.02)
+    assert speed.tokens_per_s == pytest.approx(64 / by_hand, rel=0.02)
+
+
+def test_prefill_multiplies() -> None:
+    speed = estimator().prefill(2048)
+    assert speed is not None
+    attention = 4 * 32 * 128 * 32 * 2048 * 2049 / 2  # two products a pair of query and visible key, in 32 layers
+    by_hand = (2 * (PARAMETERS - 2 * TABLE) * 2048 + attention) / 918e12 + TABLE * 2 / 1638e9  # and one row's head
+    assert speed.seconds == pytest.approx(by_hand, rel=0.02)
+
+
+def test_what_is_sent_comes_on_top() -> None:
+    alone, together = estimator().decode(64), estimator(sent=40e6).decode(64)
+    assert alone is not None
+    assert together is not None
+    assert together.seconds - alone.seconds == pytest.approx(40e6 / 400e9)
+
+
+def test_programs_have_the_roofline_of_a_full_bucket() -> None:
+    some = estimator()
+    by_key = {(each.name, each.bucket): some.of_program(each) for each in some.programs}
+    assert by_key["forward", 64].bound == "memory"
+    assert by_key["forward", 2048].bound == "compute"
+    assert by_key["sample", 64].memory == pytest.approx(TABLE * 2 / 1638e9)
+    assert some.of_program(ProgramFigures(name="tables", bucket=None, seconds=1.0)) is None
+    assert some.of_program(ProgramFigures(name="forward", bucket=64, seconds=1.0, error="no")) is None
+
+
+def test_no_speed_without_its_programs() -> None:
+    some = estimator()
+    broken = [ProgramFigures(name=each.name, bucket=each.bucket, seconds=1.0, error="no") for each in some.programs]
+    assert Estimator(V6E, some.config, some.buckets, some.work, 0, broken).decode(64) is None

@@ -1,0 +1,154 @@
+"""Whole plans: compiled for TPUs on this machine. All but the refusals need libtpu, as the extra `aot` has it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noria.aot import devices
+from noria.aot.models import load_config
+from noria.aot.plan import default_size, make_plan
+from noria.aot.topologies import parse_topology
+from noria.config import EngineConfig
+from noria.errors import ConfigError
+
+needs_libtpu = pytest.mark.skipif(not devices.is_available(), reason="libtpu is not installed")
+SMALL = ("--max-num-seqs", "8", "--max-num-batched-tokens", "16", "--max-model-len", "256")
+TINY: dict[str, Any] = {  # sizes that fill a TPU's tiles; 4 query heads, 2 KV heads
+    "architectures": ["LlamaForCausalLM"],
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "max_position_embeddings": 1024,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 2048,
+}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return str(tmp_path)
+
+
+def run(*args: str) -> dict[str, Any]:
+    """In a process of its own: libtpu reads the environment once."""
+    command = [sys.executable, "-m", "noria", "plan", *args, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@needs_libtpu
+def test_a_model_on_four_chips(tiny: str) -> None:
+    plan = run(tiny, "--topology", "v6e:2x2", *SMALL)
+    assert plan["tensor_parallel_size"] == 4
+    assert [each["error"] for each in plan["programs"]] == [None] * 7
+    (forward,) = [each for each in plan["programs"] if each["name"] == "forward"]
+    tokens, layers, width = 16, TINY["num_hidden_layers"], TINY["hidden_size"]
+    sums = [each for each in forward["exchanges"] if each["kind"] == "all-reduce" and each["times"] == layers]
+    # Of attention and MLP, in float32; nothing else is exchanged in a layer.
+    assert sum(each["bytes"] for each in sums) == 2 * tokens * width * 4
+    assert all(each["kind"] == "all-reduce" for each in forward["exchanges"])
+    assert forward["bytes"] < plan["memory"]["cache"] / 1000  # no copy of the cache is made
+    (sample,) = [each for each in plan["programs"] if each["name"] == "sample"]
+    rows, vocabulary = 8, TINY["vocab_size"]
+    assert all(each["bytes"] < rows * vocabulary * 4 for each in sample["exchanges"])  # logits stay where they are
+    # One of four query heads and a copy of a KV head are on each device.
+    assert plan["memory"]["block_bytes"] == 16 * layers * 2 * 128 * 2
+    blocks = plan["memory"]["num_blocks"] - 1
+    assert plan["cache_tokens"] == blocks * 16
+    assert plan["memory"]["available"] == int(0.9 * 32 * 2**30)
+    assert plan["decode"]["rows"] == 8
+    assert plan["decode"]["seconds"] > 0
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["v6e:1x1", "v5e:4x4", "v5p:2x2x1", "tpu7x:2x2x1"])
+def test_every_kind_of_chip(tiny: str, topology: str) -> None:
+    plan = run(tiny, "--topology", topology, *SMALL)
+    assert plan["tensor_parallel_size"] == (1 if topology == "v6e:1x1" else 4)
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_llama_70b_fits_eight_chips() -> None:
+    plan = run("llama-3.1-70b", "--topology", "v6e:2x4", "--max-model-len", "8192", *SMALL[:4])
+    assert plan["memory"]["weights"] == pytest.approx(2 * 70.6e9 / 8, rel=0.01)
+    assert plan["cache_tokens"] > 8192
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_a_decode_step_reads_little_more_than_it_must() -> None:
+    """Llama 3.1 8B on one chip, 64 rows. The kernel's reads of the cache are not in the compiler's count."""
+    sizes = ("--max-num-seqs", "64", "--max-num-batched-tokens", "64", "--max-model-len", "4096")
+    plan = run("llama-3.1-8b", "--topology", "v6e:1x1", *sizes)
+    (forward,) = [each for each in plan["programs"] if (each["name"], each["bucket"]) == ("forward", 64)]
+    weights = 2 * (8.03e9 - 2 * 128256 * 4096)
+    assert weights < forward["bytes"] < 1.15 * weights
+
+
+@pytest.mark.parametrize(
+    ("options", "topology", "message"),
+    [
+        ({"tensor_parallel_size": 16}, "v6e:2x4", r"tensor_parallel_size \(16\) exceeds the 8 devices of v6e:2x4"),
+        ({"kv_cache_dtype": "float16"}, "v6e:2x4", "kv_cache_dtype float16: a TPU does not compute in float16"),
+        ({"max_model_len": 10**9}, "v6e:2x4", "max_model_len"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], topology: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_plan(EngineConfig(model="m", **options), load_config("llama-3.1-8b"), parse_topology(topology))
+
+
+def test_a_context_beyond_the_longest_request() -> None:
+    config = EngineConfig(model="m", max_model_len=1024)
+    with pytest.raises(ConfigError, match=r"context \(1024\) must be below max_model_len \(1024\)"):
+        make_plan(config, load_config("llama-3.1-8b"), parse_topology("v6e:2x4"), context=1024)
+
+
+def test_without_libtpu_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"pip install noria\[aot\]"):
+        make_plan(EngineConfig(model="m"), load_config("llama-3.1-8b"), parse_topology("v6e:1x1"))
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("args", "remedy"),
+    [
+        (("llama-3.1-70b", "--topology", "v6e:2x2"), "quantization int8"),
+        (("llama-3.1-70b", "--topology", "v5e:2x2"), "tensor_parallel_size 16"),
+        (
+            ("llama-3.1-70b", "--topology", "v5e:2x2", "--tensor-parallel-size", "1", "--memory-utilization", "0.01"),
+            "chips",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit(args: tuple[str, ...], remedy: str) -> None:
+    command = [sys.executable, "-m", "noria", "plan", *args, "--max-model-len", "4096"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1
+    assert re.search(
+        rf"it does not fit {args[2]}: weights take [\d.]+ of [\d.]+ GiB a device; use {remedy}", done.stderr
+    )
+
+
+def test_as_many_devices_as_can_share_it() -> None:
+    config = load_config("llama-3.1-8b")  # 32 heads
+    assert default_size(config, parse_topology("v6e:2x4")) == 8
+    assert default_size(config, parse_topology("v6e:8x8")) == 32
+    assert default_size(load_config("qwen2.5-7b"), parse_topology("v6e:2x4")) == 4  # 28 heads, 4 KV heads

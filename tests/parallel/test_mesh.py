@@ -1,0 +1,133 @@
+"""The mesh and the rules: which device is where, what is split over what, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from noria import LLM
+from noria.errors import ConfigError
+from noria.models.config import DecoderConfig
+from noria.models.registry import build_model
+from noria.nn.param import is_param
+from noria.parallel.mesh import MeshShape, make_mesh
+from noria.parallel.rules import RULES, check_sizes, kv_copies, on_one_device, partition, with_kv_copies
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "models"
+
+
+@dataclass(frozen=True)
+class Device:
+    """What `make_mesh` looks at."""
+
+    id: int
+    slice_index: int = 0
+    platform: str = "cpu"
+
+
+def devices(count: int, slices: int = 1) -> list[Any]:
+    return [Device(index, index * slices // count) for index in range(count)]
+
+
+def ids(mesh: jax.sharding.Mesh) -> np.ndarray:
+    return np.vectorize(lambda device: device.id)(mesh.devices)
+
+
+def config(**changes: Any) -> DecoderConfig:
+    llama = json.loads((GOLDEN / "llama" / "config.json").read_text())  # 4 heads, 2 KV heads, MLP of 80
+    return dataclasses.replace(build_model(llama).config, **changes)
+
+
+def abstract(**axes: int) -> Any:
+    return AbstractMesh(tuple(axes.values()), tuple(axes))
+
+
+def test_two_axes_unless_the_others_are_used() -> None:
+    mesh = make_mesh(MeshShape(data=2, model=4), devices(8))
+    assert mesh.axis_names == ("data", "model")
+    assert ids(mesh).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    mesh = make_mesh(MeshShape(attention_data=2, expert=2, model=2), devices(8))
+    assert dict(mesh.shape) == {"data": 1, "attention_data": 2, "expert": 2, "model": 2}
+
+
+def test_an_order_is_obeyed() -> None:
+    mesh = make_mesh(MeshShape(data=2, model=2), devices(4), order=[3, 1, 0, 2])
+    assert ids(mesh).tolist() == [[3, 1], [0, 2]]
+
+
+def test_only_the_data_axis_reaches_across_slices() -> None:
+    interleaved = [Device(index, index % 2) for index in range(8)]
+    mesh = make_mesh(MeshShape(data=4, model=2), interleaved)
+    slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
+    assert (slices == slices[:, :1]).all()  # of one row all in one slice
+    assert slices[:, 0].tolist() == [0, 0, 1, 1]
+    with pytest.raises(ConfigError, match="the 2 slices must divide the data axis of the mesh, which is 1"):
+        make_mesh(MeshShape(model=8), interleaved)
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "message"),
+    [
+        (MeshShape(data=2, model=3), (), "a mesh of data 2 x model 3 has 6 devices, but there are 8"),
+        (MeshShape(model=2), (0, 9), "there is no device 9; there are 0, 1, 2, 3, 4, 5, 6, 7"),
+        (MeshShape(model=2), (1, 1), "names device 1 twice"),
+    ],
+)
+def test_bad_meshes(shape: MeshShape, order: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_mesh(shape, devices(8), order)
+
+
+def test_every_axis_that_models_name_has_a_rule() -> None:
+    for folder in GOLDEN.iterdir():
+        model = build_model(json.loads((folder / "config.json").read_text()))
+        params = jax.tree.leaves(model.declaration(), is_leaf=is_param)
+        assert {axis for param in params for axis in param.axes} <= set(RULES)
+
+
+def test_partition() -> None:
+    two, four = abstract(data=2, model=4), abstract(data=1, attention_data=2, expert=2, model=2)
+    assert partition(("layers", "heads", "embed"), (2, 32, 64), two) == PartitionSpec(None, "model", None)
+    assert partition(("layers", "embed", "mlp"), (2, 64, 80), four) == PartitionSpec(
+        None, None, ("attention_data", "expert", "model")
+    )
+    assert partition(("heads",), (32,), four) == PartitionSpec("model")
+    assert partition(("vocab", "embed"), (192, 64), two) == PartitionSpec("model", None)
+    assert partition(("vocab", "embed"), (197, 64), two) == PartitionSpec(None, None)  # does not divide
+
+
+def test_kv_heads_are_copied_where_they_are_too_few() -> None:
+    assert kv_copies(config(), abstract(data=1, model=2)) == 1
+    four = abstract(data=1, model=4)
+    assert kv_copies(config(), four) == 2
+    assert with_kv_copies(config(), four).num_kv_heads == 4
+    one = on_one_device(with_kv_copies(config(), four), four)
+    assert (one.num_heads, one.num_kv_heads, one.intermediate_size, one.vocab_size) == (1, 1, 20, 48)
+
+
+@pytest.mark.parametrize(("size", "changes"), [(3, {}), (8, {}), (4, {"intermediate_size": 82})])
+def test_sizes_that_do_not_divide(size: int, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"tensor_parallel_size \({size}\) must divide .* possible: 1, 2"):
+        check_sizes(config(**changes), size)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be at least 1"),
+        ({"tensor_parallel_size": 64}, r"tensor_parallel_size \(64\) needs as many devices, but there are \d+ here"),
+        ({"device_order": [0, 1]}, "device_order names 2 devices, but tensor_parallel_size is 1"),
+        ({"device_order": [77]}, "device_order: there is no device 77"),
+    ],
+)
+def test_engines_that_do_not_start(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(model=str(GOLDEN / "llama"), skip_tokenizer_init=True, **options)

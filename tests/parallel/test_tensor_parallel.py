@@ -1,0 +1,87 @@
+"""Several devices answer like one: whole engines in a process that has eight CPU devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "models"
+WORKER = Path(__file__).with_name("shards_worker.py")
+EIGHT_DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+
+
+def run(model: Path, engines: dict[str, dict[str, Any]], cache: str, speaks: bool = False) -> dict[str, Any]:
+    job = {"model": str(model), "engines": engines, "speaks": speaks, "compile_cache_dir": cache}
+    done = subprocess.run(
+        [sys.executable, str(WORKER), json.dumps(job)],
+        env={**os.environ, **EIGHT_DEVICES},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def flat(told: dict[str, Any]) -> list[Any]:
+    """All log-probabilities of an answer."""
+    return [entry for places in (*told["logprobs"], told["prompt_logprobs"]) for place in places for entry in place]
+
+
+def check_equal(found: dict[str, Any]) -> None:
+    """Tokens and ranks are the same; log-probabilities differ by what another order of sums makes."""
+    alone, *others = found.values()
+    for run_index, expected in enumerate(alone):
+        if run_index:  # who asks for log-probabilities of the prompt looks nothing up
+            assert sum(answer["cached"] >= 8 for answer in expected) >= len(expected) - 1
+        for other in others:
+            for answer, same in zip(other[run_index], expected, strict=True):
+                assert answer["token_ids"] == same["token_ids"]
+                assert answer["cached"] == same["cached"]
+                for (token, logprob, rank), (token2, logprob2, rank2) in zip(flat(answer), flat(same), strict=True):
+                    assert (token, rank) == (token2, rank2)
+                    assert logprob == pytest.approx(logprob2, abs=2e-4)
+
+
+def test_two_and_four_devices_answer_like_one(tiny_text_model: Path, compile_cache_dir: str) -> None:
+    """Four query heads and two KV heads: four devices have two copies of each. The order of devices is theirs."""
+    engines = {
+        "one": {},
+        "two": {"tensor_parallel_size": 2, "device_order": [5, 2]},
+        "four": {"tensor_parallel_size": 4},
+    }
+    found = run(tiny_text_model, engines, compile_cache_dir, speaks=True)
+    check_equal(found)
+    assert any(answer["logprobs"][0] for answer in found["four"][0])
+    assert any(answer["prompt_logprobs"] for answer in found["four"][0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("llama-bias-linear-rope", (2, 4)),  # biases everywhere; a vocabulary of 197 that is not split
+        ("mistral-window", (2, 4)),
+        ("qwen2", (2, 4)),
+        ("qwen2-untied-window", (4,)),
+        ("qwen3", (2, 4)),
+        ("gemma3", (2,)),  # two heads
+    ],
+)
+def test_families(family: str, sizes: tuple[int, ...], compile_cache_dir: str) -> None:
+    engines: dict[str, dict[str, Any]] = {"one": {}} | {str(n): {"tensor_parallel_size": n} for n in sizes}
+    check_equal(run(GOLDEN / family, engines, compile_cache_dir))
+
+
+@pytest.mark.slow
+def test_int8_weights(compile_cache_dir: str) -> None:
+    options = {"quantization": "int8"}
+    engines: dict[str, dict[str, Any]] = {"one": options, "four": {**options, "tensor_parallel_size": 4}}
+    check_equal(run(GOLDEN / "llama", engines, compile_cache_dir))
