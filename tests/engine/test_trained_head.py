@@ -61,9 +61,9 @@ def make_target(folder: Path) -> Tensors:
     for layer in range(LAYERS):
         sizes = {"q_proj": (HEADS * DIM, SIZE), "k_proj": (KV * DIM, SIZE), "v_proj": (KV * DIM, SIZE)}
         matrices = {f"self_attn.{name}": noise(*shape) / 8 for name, shape in sizes.items()}
-        matrices["self_attn.o_proj"] = 0.6 * noise(SIZE, HEADS * DIM) / 8
+        matrices["self_attn.o_proj"] = 1.0 * noise(SIZE, HEADS * DIM) / 8
         matrices |= {f"mlp.{name}": noise(MLP, SIZE) / 8 for name in ("gate_proj", "up_proj")}
-        matrices["mlp.down_proj"] = 0.9 * noise(SIZE, MLP) / 8
+        matrices["mlp.down_proj"] = 1.25 * noise(SIZE, MLP) / 8
         norms = {name: np.ones(SIZE) for name in ("input_layernorm", "post_attention_layernorm")}
         for name, tensor in (matrices | norms).items():
             tensors[f"model.layers.{layer}.{name}.weight"] = tensor

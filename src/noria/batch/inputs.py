@@ -99,7 +99,7 @@ class HeadInputs:
 
     next_ids: Any  # [T]: the token behind each token
     next_sources: Any  # [T]: its place among those that the step samples; -1 where next_ids has it
-    state_rows: Any  # [L]: row of the batch behind each row of the head pass; R where it does not sample
+    state_rows: Any  # [L]: row of the batch behind each row of the head pass; R for padding
 
     @staticmethod
     def shapes(shape: BatchShape, num_tokens: int) -> Shapes:

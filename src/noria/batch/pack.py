@@ -171,7 +171,7 @@ def _pack_head(
     inputs.next_ids[places] = batch.token_ids[rows, ends]
     inputs.next_sources[:] = -1
     inputs.next_sources[places] = np.where(samples, np.arange(len(rows)), -1)
-    inputs.state_rows[:] = _padded_rows(np.where(samples, rows, shape.num_rows), shape.num_logit_rows, shape.num_rows)
+    inputs.state_rows[:] = _padded_rows(rows, shape.num_logit_rows, shape.num_rows)
     return buffer
 
 

@@ -73,8 +73,8 @@ class HeadPrograms:
         known = head.next_sources < 0
         token_ids = jnp.where(known, head.next_ids, sampled[jnp.maximum(head.next_sources, 0)])
         hidden, cache = self._run(embedding, weights, state.cache, states, token_ids, ragged_batch(inputs))
-        # Of the tokens of a request that count the last one says where it stands.
-        came, rows = sampled != NOT_SAMPLED, head.state_rows
+        # The last token of a request that counts says where it stands; of a chunk of a prompt it is the last.
+        came, rows = known[inputs.logit_rows] | (sampled != NOT_SAMPLED), head.state_rows
         goes_on = (rows[1:] == rows[:-1]) & came[1:]
         is_last = came & ~jnp.pad(goes_on, (0, 1))
         rows = jnp.where(is_last, rows, shape.num_rows)
