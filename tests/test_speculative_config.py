@@ -81,6 +81,13 @@ def test_a_burst_that_never_fits(options: dict[str, int], name: str) -> None:
         resolved(speculative_config=NGRAM, **options)
 
 
+def test_a_head_works_on_one_device() -> None:
+    eagle3 = {"method": "eagle3", "model": "m", "num_speculative_tokens": 3}
+    assert resolved(speculative_config=eagle3).speculation is not None
+    with pytest.raises(ConfigError, match="eagle3 works on one device, not with tensor_parallel_size 2"):
+        resolved(speculative_config=eagle3, tensor_parallel_size=2)
+
+
 @pytest.mark.parametrize(
     ("seqs", "budget", "most", "rows"),
     [

@@ -77,8 +77,14 @@ class SpeculativeConfig:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return json.dumps({name: value for name, value in dataclasses.asdict(self).items() if value != defaults[name]})
 
-    def check(self, max_model_len: int, max_num_batched_tokens: int) -> None:
-        """Raises ConfigError when a whole burst of drafts could never be verified."""
+    def check(self, max_model_len: int, max_num_batched_tokens: int, tensor_parallel_size: int) -> None:
+        """Raises ConfigError when a whole burst of drafts could never be verified, or when the method cannot be had on
+        so many devices."""
+        if self.method == "eagle3" and tensor_parallel_size > 1:
+            raise _error(
+                f"the method eagle3 works on one device, not with tensor_parallel_size {tensor_parallel_size}; leave "
+                "that out, or choose another method"
+            )
         for name, limit in (("max_model_len", max_model_len), ("max_num_batched_tokens", max_num_batched_tokens)):
             if self.num_speculative_tokens >= limit:
                 raise _error(

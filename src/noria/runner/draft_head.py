@@ -45,16 +45,8 @@ class HeadRunner:
         programs: Programs,
         clock: StepClock,
     ) -> None:
-        """target, layout: of the model's weights and cache. programs, clock: the model's runner's.
-
-        Raises ConfigError when the model is on several devices.
-        """
+        """target, layout: of the model's weights, on one device, and its cache. programs, clock: its runner's."""
         assert config.speculation is not None
-        if target.placement.is_parallel:
-            raise ConfigError(
-                "speculative_config: the method eagle3 works on one device; leave out tensor_parallel_size, or choose "
-                "another method"
-            )
         self.head = head
         self._config = config
         self._placement, dtype = target.placement, target.dtype
