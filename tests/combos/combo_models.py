@@ -68,6 +68,29 @@ WINDOWS: dict[str, tuple[int | None, ...]] = {
 }
 
 
+def make_head(name: str, folder: Path) -> Path:
+    """The folder of an EAGLE-3 head for that model, with other heads than the model and a smaller vocabulary."""
+    path = folder / f"{name}-head"
+    if not path.exists():
+        path.mkdir()
+        model = _COMMON | _CONFIGS[name]
+        own = {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "draft_vocab_size": model["vocab_size"] - 40,
+            "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+            "head_dim": 20,
+            "hidden_act": "silu",
+            "intermediate_size": 72,
+            "num_attention_heads": 2,
+            "num_hidden_layers": 1,
+            "num_key_value_heads": 1,
+            "rope_theta": 10000.0,
+        }
+        sizes = {key: model[key] for key in ("hidden_size", "max_position_embeddings", "vocab_size")}
+        (path / "config.json").write_text(json.dumps(sizes | own))
+    return path
+
+
 def make_model(name: str, folder: Path) -> Path:
     """Writes the model's folder, unless it is there, and returns it."""
     path = folder / name

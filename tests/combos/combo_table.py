@@ -89,6 +89,14 @@ AXES: dict[str, tuple[Setting, ...]] = {
         Setting("no-drafts", must_not_see=("drafts",), quick=True),
         Setting("ngram", _ngram(4, 1), must_see=("right drafts", "wrong drafts"), makes_rare=("bursts",), quick=True),
         Setting("ngram7", _ngram(7, 2), must_see=("drafts",), makes_rare=("bursts",)),
+        # Of random weights: it is right where the noise of high temperatures decides. The folder depends on the model.
+        Setting(
+            "eagle3",
+            {"speculative_config": {"method": "eagle3", "model": "", "num_speculative_tokens": 3}},
+            must_see=("right drafts", "wrong drafts"),
+            makes_rare=("bursts",),
+            quick=True,
+        ),
     ),
     "block": tuple(Setting(f"block{size}", {"block_size": size}, quick=size == 16) for size in (16, 8, 32)),
     "cache": tuple(

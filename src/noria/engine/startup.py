@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from noria.cache.paged_cache import PagedCache
 from noria.config import EngineConfig, ModelLimits, ResolvedConfig, cache_home
 from noria.engine.core import EngineCore
 from noria.engine.draft_model import DraftModelProposer, draft_options
+from noria.engine.eagle3 import Eagle3Proposer, open_head
 from noria.engine.speculation import Speculation
 from noria.engine.structured import StructuredRequests
 from noria.errors import ConfigError
@@ -101,28 +102,41 @@ def _start(config: EngineConfig, progress: ProgressBar | None, *, programs_only:
     mesh = _mesh(config)
     platform = mesh.devices.flat[0].platform
     path = resolve_model(config.model, config.revision, cache_home())
-    with open_checkpoint(path, config_only=config.load_format == "dummy") as checkpoint:
+    with ExitStack() as files:
+        checkpoint = files.enter_context(open_checkpoint(path, config_only=config.load_format == "dummy"))
         model = build_model(checkpoint.config)
         limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
         resolved = config.resolve(limits, platform)
         tokenizer = _tokenizer(config, path)
-        dtype = _dtype(config, checkpoint, platform)
-        runner = ModelRunner(resolved, model, dtype, mesh, tokenizer.vocab_size or model.config.vocab_size)
+        dtype, vocab_size = _dtype(config, checkpoint, platform), tokenizer.vocab_size or limits.vocab_size
+        head = open_head(resolved, files)
+        runner = ModelRunner(resolved, model, dtype, mesh, vocab_size, head and head.build(model.config))
         runner.profile_run()
-        speculation, draft = Speculation(None), None
-        if (options := resolved.speculation) is not None:
-            proposer = NgramProposer(options.prompt_lookup_min, options.prompt_lookup_max)
-            if options.method == "draft_model":
-                proposer, draft = _draft(resolved, tokenizer, runner, bar, programs_only)
-            speculation = Speculation(proposer, options.num_speculative_tokens)
+        draft = None
+        if (options := resolved.speculation) is not None and options.method == "draft_model":
+            draft = _draft(resolved, tokenizer, runner, bar, programs_only)
+        if head is not None:
+            head.load(runner, programs_only=programs_only)
         report = _make_ready(runner, checkpoint, bar, programs_only)
         eos = _eos_token_ids(checkpoint, tokenizer, model.config.vocab_size)
-    report = report if draft is None else report.with_draft(draft)
+    report = report if draft is None else report.with_draft(draft[1])
     _log.info("%s", report)
     structured = StructuredRequests(GrammarCompiler(tokenizer, eos), model.config.vocab_size)
     scheduler = _scheduler(resolved, runner, report.memory)
+    speculation = _speculation(resolved, runner, scheduler, draft and draft[0])
     core = EngineCore(runner, scheduler, structured, speculation, resolved.async_scheduling)
     return Engine(resolved, core, tokenizer, model.config.vocab_size, eos, report)
+
+
+def _speculation(
+    config: ResolvedConfig, runner: ModelRunner, scheduler: Scheduler, draft: DraftModelProposer | None
+) -> Speculation:
+    if (options := config.speculation) is None:
+        return Speculation(None)
+    proposer = draft or NgramProposer(options.prompt_lookup_min, options.prompt_lookup_max)
+    if runner.head is not None:
+        proposer = Eagle3Proposer(runner, scheduler.reserve)
+    return Speculation(proposer, options.num_speculative_tokens)
 
 
 def _make_ready(runner: ModelRunner, checkpoint: Checkpoint, bar: ProgressBar, programs_only: bool) -> StartupReport:
@@ -186,7 +200,8 @@ def _check_draft(name: str, draft_size: int, tokenizer: Tokenizer, vocab_size: i
 
 
 def _scheduler(config: ResolvedConfig, runner: ModelRunner, plan: MemoryPlan) -> Scheduler:
-    cache = PagedCache(runner.layout, plan.num_blocks, config.block_size, config.enable_prefix_caching)
+    lookahead = int(runner.head is not None)
+    cache = PagedCache(runner.layout, plan.num_blocks, config.block_size, config.enable_prefix_caching, lookahead)
     return Scheduler(
         cache,
         max_num_seqs=config.max_num_seqs,

@@ -148,24 +148,52 @@ class Decoder:
         ops: Ops,
     ) -> tuple[jax.Array, KVCache]:
         """token_ids [T]; addresses: LayerAddress of arrays [layers]. -> hidden states [T, E] before the final norm."""
+        x, cache, _ = self.forward_with_states(weights, cache, token_ids, batch, addresses, ops, ())
+        return x, cache
+
+    def forward_with_states(
+        self,
+        weights: DecoderWeights,
+        cache: KVCache,
+        token_ids: jax.Array,
+        batch: RaggedBatch,
+        addresses: LayerAddress,
+        ops: Ops,
+        wanted: tuple[int, ...],
+    ) -> tuple[jax.Array, KVCache, jax.Array | None]:
+        """As forward, and the hidden states of all tokens behind the first so many layers: [T, wanted, E].
+
+        wanted: numbers of layers, 0 (the embedding) to all of them. None for the states where it is empty.
+        """
         c = self.config
         x = ops.linear.embed(weights.embedding, token_ids, weights.final_norm.dtype)
         x = x * jnp.asarray(c.embedding_scale, x.dtype)
         num_tokens = batch.query_start[-1]  # the rest is padding
         cos, sin = rope_tables(c.ropes, batch.positions)  # [ropes, T, head_dim / 2]
 
-        def layer(carry: tuple[jax.Array, KVCache], scanned: tuple) -> tuple[tuple[jax.Array, KVCache], None]:
-            x, cache = carry
-            index, address, rope = scanned
+        # Layers whose input nobody wants write to a place behind the others: a copy, where a condition would cost more.
+        states = jnp.zeros((len(wanted) + 1, *x.shape), x.dtype) if wanted else None
+        places = [wanted.index(layer) if layer in wanted else len(wanted) for layer in range(c.num_layers)]
+        places = jnp.asarray(places, jnp.int32) if wanted else None
+
+        def layer(carry: tuple[jax.Array, KVCache, Any], scanned: tuple) -> tuple[tuple[jax.Array, KVCache, Any], None]:
+            x, cache, states = carry
+            index, address, rope, place = scanned
+            states = None if states is None else states.at[place].set(x)
             linear = partial(ops.linear.linear, layer=index, rows=num_tokens)
             turn = partial(ops.rotary, cos=cos, sin=sin, rope=rope, layer=index, rows=num_tokens)
             attend = partial(ops.attention, batch=batch, layer=address)
             x, cache = self._attention(weights, x, cache, linear, turn, attend)
-            return (self._mlp(weights, x, linear), cache), None
+            return (self._mlp(weights, x, linear), cache, states), None
 
         layers = jnp.arange(c.num_layers, dtype=jnp.int32)
-        (x, cache), _ = lax.scan(layer, (x, cache), (layers, addresses, jnp.asarray(c.layer_rope, jnp.int32)))
-        return x, cache
+        scanned = (layers, addresses, jnp.asarray(c.layer_rope, jnp.int32), places)
+        (x, cache, states), _ = lax.scan(layer, (x, cache, states), scanned)
+        if states is None:
+            return x, cache, None
+        if c.num_layers in wanted:
+            states = states.at[wanted.index(c.num_layers)].set(x)
+        return x, cache, jnp.swapaxes(states[: len(wanted)], 0, 1)
 
     def logits(self, weights: DecoderWeights, hidden: jax.Array, num_rows: jax.Array, ops: Ops) -> jax.Array:
         """hidden [R, E], as forward returns it -> float32 logits [R, V], with a meaning in the first num_rows rows."""

@@ -54,13 +54,16 @@ def plan_memory(
     activation_dtype_bytes: int,
     cache_dtype: str,
     on_cpu: bool,
+    head_block_bytes: int = 0,
+    head_activations: int = 0,
 ) -> MemoryPlan:
-    """model, weights: what one device has of them.
+    """model, weights: what one device has of them. head_block_bytes, head_activations: what a draft head adds to a
+    block of the pool and to the largest step; its weights are among `weights`.
 
     Raises ConfigError when the pool cannot hold one request of max_model_len tokens."""
     per_layer = KVCache.bytes_per_block(config.block_size, model.num_kv_heads, model.head_dim, cache_dtype)
-    block_bytes = per_layer * layout.slots
-    activations = activation_bytes(config, model, activation_dtype_bytes)
+    block_bytes = per_layer * layout.slots + head_block_bytes
+    activations = activation_bytes(config, model, activation_dtype_bytes) + head_activations
     chunk = min(config.max_num_batched_tokens, config.max_model_len)
     one_request = blocks_for_request(layout, config.max_model_len, config.block_size, chunk)
     smallest = one_request + 1  # the null block

@@ -41,7 +41,7 @@ class Shaper:
         shapes = Tables.abstract(rows, self._config.vocab_size)
         on_device = partial(jax.ShapeDtypeStruct, sharding=by_token)
         self._shapes: Tables = jax.tree.map(lambda shape: on_device(shape.shape, shape.dtype), shapes)
-        self._sampled = placement.host(jax.ShapeDtypeStruct((rows,), jnp.int32))
+        self._sampled = placement.host(jax.ShapeDtypeStruct((steps.shape.num_logit_rows,), jnp.int32))
         self._tables: Tables | None = None
         self._open_masks: dict[int, jax.Array] = {}  # by request bucket
         self.mask_width = mask_width(self._config.vocab_size)

@@ -22,6 +22,7 @@ from noria.errors import WeightsError
 from noria.weights.base import SLICE_ELEMENTS, Blob, Checkpoint, convert
 
 _DTYPES: Mapping[str, np.dtype] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+_INTEGERS: Mapping[str, np.dtype] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 _INDEX = "model.safetensors.index.json"
 _MAX_HEADER = 100_000_000  # bytes, the format's own limit
 
@@ -36,7 +37,8 @@ class _Entry:
 
 
 class FolderCheckpoint(Checkpoint):
-    """See Checkpoint. Tensors are float32, float16 or bfloat16; others may be there but not be read."""
+    """See Checkpoint. Tensors are float32, float16 or bfloat16, or int32 or int64 where integers are wanted; others may
+    be there but not be read."""
 
     def __init__(self, path: Path, config_only: bool = False) -> None:
         """config_only: do not look for tensors; the native dtype is the one that the config names."""
@@ -80,11 +82,12 @@ class FolderCheckpoint(Checkpoint):
     def read(self, name: str, out: np.ndarray) -> None:
         self._check_out(name, out)
         entry = self._entry(name)
-        if entry.dtype not in _DTYPES:
+        known = _INTEGERS if out.dtype.kind == "i" else _DTYPES
+        if entry.dtype not in known:
             raise WeightsError(
-                f"{entry.blob.path}: tensor {name} has the dtype {entry.dtype}; supported are {', '.join(_DTYPES)}"
+                f"{entry.blob.path}: tensor {name} has the dtype {entry.dtype}; supported are {', '.join(known)}"
             )
-        dtype = _DTYPES[entry.dtype]
+        dtype = known[entry.dtype]
         flat = out.reshape(-1)
         if out.dtype == dtype:
             entry.blob.read_into(entry.offset, flat.view(np.uint8))
@@ -172,7 +175,8 @@ def _entry(blob: Blob, name: str, fields: Any, start: int) -> _Entry:
     sizes_are_right = all(type(n) is int and n >= 0 for n in (*shape, begin, end)) and begin <= end
     if not isinstance(dtype, str) or not sizes_are_right:
         raise WeightsError(f"{blob.path} is damaged: the header's entry {name!r} is malformed; fetch the file again")
-    if dtype in _DTYPES and end - begin != math.prod(shape) * _DTYPES[dtype].itemsize:
+    kind = _DTYPES.get(dtype, _INTEGERS.get(dtype))
+    if kind is not None and end - begin != math.prod(shape) * kind.itemsize:
         raise WeightsError(f"{blob.path} is damaged: tensor {name} has the wrong number of bytes; fetch the file again")
     if start + end > blob.size:
         raise WeightsError(
