@@ -129,8 +129,8 @@ def drafted_bursts(logits: Any, guesses: Any, packed: Any, count: int) -> Any:
     def one(key: Any) -> Any:
         inputs = SampleInputs.unpack(packed, _to_float)
         inputs = dataclasses.replace(inputs, key_low=jnp.full((rows,), key), position=10 + inputs.place)
-        drafts = jnp.where(inputs.place < rows - 1, sample(guesses, inputs, VOCAB), -1)
-        return accept(sample(logits, inputs, VOCAB), dataclasses.replace(inputs, draft=drafts))
+        drafts = jnp.where(inputs.place < rows - 1, plain_sample(guesses, inputs), -1)
+        return accept(plain_sample(logits, inputs), dataclasses.replace(inputs, draft=drafts))
 
     return lax.map(one, jnp.arange(count))
 

@@ -20,7 +20,7 @@ from noria.models.eagle3 import Eagle3Head, HeadWeights
 from noria.ops.backends import Ops
 from noria.ops.ragged_paged_attention.api import KVCache, LayerAddress, RaggedBatch
 from noria.step.programs import StepPrograms, ragged_batch, unpack_forward_inputs, unpack_sample_inputs
-from noria.step.sample import all_plain_greedy, sample
+from noria.step.sample import all_plain_greedy, count_rows, sample
 
 
 @tree_util.register_dataclass
@@ -141,12 +141,12 @@ class HeadPrograms:
         """The draft behind `count` others, drawn as the model draws; NOT_SAMPLED for rows that want no more."""
         alive = count < inputs.num_steps
         inputs = dataclasses.replace(inputs, position=inputs.position + count)
-        num_rows = jnp.sum(inputs.num_steps > 0, dtype=jnp.int32)
+        num_rows = count_rows(inputs)
         ops, vocab = self.ops, self.steps.model.config.vocab_size
 
         def draw(hidden: jax.Array) -> jax.Array:
             logits = self.head.logits(weights, hidden, num_rows, vocab, ops)
-            return sample(logits, inputs, self.steps.num_valid_tokens)
+            return sample(logits, inputs, self.steps.num_valid_tokens, ops.sampling)
 
         greedy = lambda hidden: self.head.greedy(weights, hidden, num_rows, ops)
         return jnp.where(alive, lax.cond(all_plain_greedy(inputs), greedy, draw, hidden), NOT_SAMPLED)

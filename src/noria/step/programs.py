@@ -28,7 +28,7 @@ from noria.ops.ragged_paged_attention.api import (
 )
 from noria.ops.sampling.types import score_width
 from noria.ops.sampling.xla import mask_padding, scale_and_filter
-from noria.step.sample import all_plain_greedy, stop_columns
+from noria.step.sample import all_plain_greedy, count_rows, sample
 from noria.step.shape import Tables, apply_mask, count, shape
 from noria.step.verify import accept
 
@@ -135,8 +135,7 @@ class StepPrograms:
 
         def choose(hidden: jax.Array) -> jax.Array:
             logits = self.model.logits(weights, hidden, num_rows, self.ops)
-            banned = stop_columns(inputs, logits.shape[1])
-            return self.ops.sampling.sample(logits, inputs, banned, num_rows, num_tokens=self.num_valid_tokens)
+            return sample(logits, inputs, self.num_valid_tokens, self.ops.sampling)
 
         def greedy(hidden: jax.Array) -> jax.Array:
             return self.model.greedy(weights, hidden, num_rows, self.num_valid_tokens, self.ops)
@@ -175,11 +174,6 @@ def known_tokens(inputs: ForwardInputs, sampled: jax.Array) -> jax.Array:
     """Token ids [T]; those that the host did not know come from `sampled`."""
     known = inputs.token_sources < 0
     return jnp.where(known, inputs.token_ids, sampled[jnp.maximum(inputs.token_sources, 0)])
-
-
-def count_rows(inputs: SampleInputs) -> jax.Array:
-    """Of those that are not padding, which come first."""
-    return jnp.sum(inputs.num_steps > 0, dtype=jnp.int32)
 
 
 def unpack_sample_inputs(packed: jax.Array) -> SampleInputs:
