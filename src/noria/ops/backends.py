@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import partial
 
+from noria.ops.experts import api as experts
 from noria.ops.linear import api as linear
 from noria.ops.ragged_paged_attention import api as attention
 from noria.ops.rotary import api as rotary
@@ -16,6 +17,7 @@ class Ops:
     attention: attention.RaggedPagedAttention
     linear: linear.Backend
     rotary: rotary.Rotary
+    experts: experts.Experts
 
     @staticmethod
     def choose(
@@ -31,4 +33,9 @@ class Ops:
         if quantize_activations:
             quantized = [partial(op, quantize_x=True) for op in (chosen.linear, chosen.argmax)]
             chosen = dataclasses.replace(chosen, linear=quantized[0], argmax=quantized[1])
-        return Ops(attention.choose(attention_backend, platform, windows), chosen, rotary.choose(chosen.name))
+        return Ops(
+            attention.choose(attention_backend, platform, windows),
+            chosen,
+            rotary.choose(chosen.name),
+            experts.choose(chosen, platform),
+        )
