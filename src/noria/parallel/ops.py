@@ -108,6 +108,7 @@ def _experts(
     *,
     num_experts: int,
     activation: str,
+    first: jax.Array | int = 0,
 ) -> jax.Array:
     """Each device computes what was chosen of its experts, with its part of their inside, for all tokens; the sum over
     all devices is the one exchange."""
@@ -115,18 +116,20 @@ def _experts(
     axes, inner = mesh_axes("expert", mesh), mesh_axes("expert_mlp", mesh)
     held = num_experts // num_shards("expert", mesh)
 
-    def local(x: jax.Array, matrices: ExpertMatrices, choice: Choice, *place: jax.Array) -> jax.Array:
-        first = lax.axis_index(axes) * held if axes else 0
-        y = ops.experts(x, matrices, *place, choice, num_experts=held, activation=activation, first=first)
+    def local(x: jax.Array, matrices: ExpertMatrices, choice: Choice, layer: jax.Array, rows: jax.Array) -> jax.Array:
+        own = first + lax.axis_index(axes) * held if axes else first
+        y = ops.experts(x, matrices, layer, rows, choice, num_experts=held, activation=activation, first=own)
         return lax.psum(y, (*axes, *inner))
 
-    def places(weight: Weight, *last: str | None) -> Any:
+    def places(weight: Weight, last: tuple[str | None, str | None]) -> Any:
         """Specs of its leaves: data, and the scale, which has one axis fewer."""
         names = (None, "expert", *last)
         return jax.tree.map(lambda leaf: partition(names[: leaf.ndim], leaf.shape, mesh), weight)
 
-    by_inner = [places(weight, "expert_mlp", None) for weight in (matrices.gate, matrices.up)]
-    specs = ExpertMatrices(*by_inner, places(matrices.down, None, "expert_mlp"))
+    by_inner = partial(places, last=("expert_mlp", None))
+    specs = ExpertMatrices(
+        by_inner(matrices.gate), by_inner(matrices.up), places(matrices.down, last=(None, "expert_mlp"))
+    )
     call = _each_device(placement, local, (_WHOLE, specs, _WHOLE, _WHOLE, _WHOLE), _WHOLE)
     return call(x, matrices, choice, layer, rows)
 

@@ -5,18 +5,44 @@ For dense weights on accelerators.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from noria.ops.experts.sort import Sorted, by_expert, combine
+from noria.ops.experts.sort import by_expert, combine
 from noria.ops.experts.types import Choice, ExpertMatrices
 from noria.ops.linear.reference import gate
 from noria.ops.linear.types import DenseWeight, Weight
 
-_BY_ROWS_OF_EXPERTS = lax.RaggedDotDimensionNumbers(
+_ROWS_OF_EXPERTS = lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0]
 )
+
+
+class Product(Protocol):
+    """x: [slots, in], sorted by group. matrices: [matrices, out, in], in the dtype of x or int8 with scale, float32
+    [matrices, out]. counts: [groups], the rows of each group; those of group g are multiplied with the transpose of
+    matrices[first + g]. Returns float32 [slots, out], of no meaning in rows of no group.
+    """
+
+    def __call__(
+        self, x: jax.Array, matrices: jax.Array, counts: jax.Array, first: jax.Array, scale: jax.Array | None = None
+    ) -> jax.Array: ...
+
+
+def ragged_dot(
+    x: jax.Array, matrices: jax.Array, counts: jax.Array, first: jax.Array, scale: jax.Array | None = None
+) -> jax.Array:
+    """The Product that JAX has; the matrices of a layer are copied."""
+    groups = len(counts)
+    some = lax.dynamic_slice_in_dim(matrices, first, groups).astype(x.dtype)
+    y = lax.ragged_dot_general(x, some, counts, _ROWS_OF_EXPERTS, preferred_element_type=jnp.dtype(jnp.float32))
+    if scale is None:
+        return y
+    group = jnp.sum(jnp.arange(len(x))[:, None] >= jnp.cumsum(counts), axis=1)  # of each row
+    return y * jnp.take(lax.dynamic_slice_in_dim(scale, first, groups), group, axis=0, mode="clip")
 
 
 def experts(
@@ -29,24 +55,16 @@ def experts(
     num_experts: int,
     activation: str,
     first: jax.Array | int = 0,
+    product: Product = ragged_dot,
 ) -> jax.Array:
     """See api.py."""
-    order = by_expert(choice, rows, num_experts, first)
-    x_sorted = jnp.take(x, order.tokens, axis=0)
-    pair = [_product(x_sorted, weight, layer, order) for weight in (matrices.gate, matrices.up)]
-    (inner,) = gate(pair, activation)
-    return combine(_product(inner.astype(x.dtype), matrices.down, layer, order), order, choice.shares)
+    order, each = by_expert(choice, rows, num_experts, first), matrices.one_by_one()
 
+    def times(x: jax.Array, weight: Weight) -> jax.Array:
+        if not isinstance(weight, DenseWeight):
+            raise TypeError("packed weights need the tiled op")
+        return product(x, weight.data, order.counts, layer * num_experts, weight.scale)
 
-def _product(x: jax.Array, weight: Weight, layer: jax.Array, order: Sorted) -> jax.Array:
-    """x [slots, in] -> float32 [slots, out], with a meaning where an expert computes."""
-    if not isinstance(weight, DenseWeight):
-        raise TypeError("packed weights need the tiled op")
-    matrix = lax.dynamic_index_in_dim(weight.data, layer, keepdims=False).astype(x.dtype)  # [experts, out, in]
-    y = lax.ragged_dot_general(
-        x, matrix, order.counts, _BY_ROWS_OF_EXPERTS, preferred_element_type=jnp.dtype(jnp.float32)
-    )
-    if weight.scale is None:
-        return y
-    scale = lax.dynamic_index_in_dim(weight.scale, layer, keepdims=False)  # [experts, out]
-    return y * jnp.take(scale, order.experts, axis=0, mode="clip")
+    slots = jnp.take(x, order.tokens, axis=0)
+    (inner,) = gate([times(slots, each.gate), times(slots, each.up)], activation)
+    return combine(times(inner.astype(x.dtype), each.down), order, choice.shares)

@@ -12,10 +12,9 @@ from noria.ops.experts.types import Choice
 
 @dataclass(frozen=True)
 class Sorted:
-    """A slot is one choice of one token; there are T * chosen of them, and those that nobody here computes are last."""
+    """A slot is one choice of one token, in the order of their experts; those that nobody here computes are last."""
 
     tokens: jax.Array  # [slots] int32: whose choice it is
-    experts: jax.Array  # [slots] int32, ascending; num_experts for those that are not computed
     counts: jax.Array  # [num_experts] int32: slots of each expert
     starts: jax.Array  # [num_experts] int32: its first one
     places: jax.Array  # [T, chosen] int32: the slot of each choice
@@ -35,7 +34,6 @@ def by_expert(choice: Choice, rows: jax.Array, num_experts: int, first: jax.Arra
     places = jnp.zeros_like(slots).at[order].set(slots, unique_indices=True)
     return Sorted(
         tokens=order // chosen,
-        experts=keys[order],
         counts=counts,
         starts=jnp.cumsum(counts) - counts,
         places=places.reshape(tokens, chosen),

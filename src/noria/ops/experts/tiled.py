@@ -37,14 +37,14 @@ def experts(
     ends = jnp.cumsum(tiles)
     each, slots = matrices.one_by_one(), choice.ids.size
     # A tile may reach beyond the slots; what it leaves behind its own rows is overwritten by the tiles that follow.
-    x_sorted = jnp.pad(jnp.take(x, order.tokens, axis=0), ((0, tile), (0, 0)))
+    tokens = jnp.pad(order.tokens, (0, tile))
 
     def compute(number: jax.Array, results: jax.Array) -> jax.Array:
         expert = jnp.sum(ends <= number, dtype=jnp.int32)
         begin = (number - (ends - tiles)[expert]) * tile
         start, count = order.starts[expert] + begin, jnp.minimum(order.counts[expert] - begin, tile)
         index = layer * num_experts + expert
-        part = lax.dynamic_slice_in_dim(x_sorted, start, tile)
+        part = jnp.take(x, lax.dynamic_slice_in_dim(tokens, start, tile), axis=0, mode="clip")
         (inner,) = linear(part, (each.gate, each.up), index, count, activation=activation)
         (y,) = linear(inner, (each.down,), index, count, out_dtype=jnp.dtype(jnp.float32))
         return lax.dynamic_update_slice_in_dim(results, y, start, axis=0)
