@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 
 from noria.checks import describe, hints, is_a
 from noria.errors import ConfigError, RequestError
+from noria.speculative_config import SpeculativeConfig
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8"]
@@ -256,6 +257,7 @@ class EngineConfig:
     async_scheduling: bool = True  # plan and dispatch a step while the one before it runs
     num_scheduler_steps: int = 1  # most forward passes of a step in which everybody decodes: one loop on the device
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"  # priority: the lower value of a request comes first
+    speculative_config: str | dict | None = None  # JSON, as in {"method": "ngram", "num_speculative_tokens": 5}
 
     max_logprobs: int = 20  # most log-probabilities per token that a request may ask for
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"  # processed: what was sampled from
@@ -287,6 +289,8 @@ class EngineConfig:
                 f"num_scheduler_steps must be 1 to {MAX_SCHEDULER_STEPS}, not {self.num_scheduler_steps}; "
                 "1 runs the steps one by one"
             )
+        if self.speculative_config is not None:
+            object.__setattr__(self, "speculative_config", SpeculativeConfig.parse(self.speculative_config).text)
         if self.max_logprobs < 0:
             raise ConfigError(f"max_logprobs must be at least 0, not {self.max_logprobs}; name the most you need")
         if self.token_bucket_gap < 0:
@@ -309,6 +313,11 @@ class EngineConfig:
             if name not in known:
                 raise ConfigError(f"unknown option {name}; {_hint(name, known)}")
         return cls(**options)
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """speculative_config, read."""
+        return None if self.speculative_config is None else SpeculativeConfig.parse(self.speculative_config)
 
     def resolve(self, limits: ModelLimits, platform: str) -> ResolvedConfig:
         """A copy in which every None that is a size has become a number, checked against each other and the model.
@@ -333,6 +342,8 @@ class EngineConfig:
                 f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({max_num_seqs}), so that every "
                 "running request can advance in each step; raise the one or lower the other"
             )
+        if (speculation := self.speculation) is not None:
+            speculation.check(max_model_len, min(budget, max_num_seqs * max_model_len))
         sizes = {
             "max_model_len": max_model_len,
             "max_num_seqs": max_num_seqs,

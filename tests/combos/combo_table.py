@@ -38,6 +38,13 @@ NATIVE_ONLY = (
     else ()
 )
 
+
+def _ngram(count: int, shortest: int) -> dict[str, Any]:
+    """So short a match is a bad guess, which makes many drafts, most of them wrong."""
+    options = {"method": "ngram", "num_speculative_tokens": count, "prompt_lookup_min": shortest}
+    return {"speculative_config": options}
+
+
 # The first setting of an axis is the usual one. Add an axis or a setting here; nothing else needs to change.
 AXES: dict[str, tuple[Setting, ...]] = {
     "model": (
@@ -79,6 +86,11 @@ AXES: dict[str, tuple[Setting, ...]] = {
         Setting("step-by-step", must_not_see=("bursts",), quick=True),
         Setting("burst4", {"num_scheduler_steps": 4}, must_see=("bursts",), quick=True),
         Setting("burst7", {"num_scheduler_steps": 7}, must_see=("bursts",)),
+    ),
+    "speculation": (
+        Setting("no-drafts", must_not_see=("drafts",), quick=True),
+        Setting("ngram", _ngram(4, 1), must_see=("right drafts", "wrong drafts"), makes_rare=("bursts",), quick=True),
+        Setting("ngram7", _ngram(7, 2), must_see=("drafts",), makes_rare=("bursts",)),
     ),
     "block": tuple(Setting(f"block{size}", {"block_size": size}, quick=size == 16) for size in (16, 8, 32)),
     "cache": tuple(

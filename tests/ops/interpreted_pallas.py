@@ -6,6 +6,7 @@ what they mean: load everything and index the value; load, choose and store. The
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
 from noria.ops.ragged_paged_attention import tpu
+from noria.ops.ragged_paged_attention.api import CACHE_DTYPES, KVCache
 
 
 class _Loaded:
@@ -61,7 +63,13 @@ def interpreted() -> Iterator[None]:
         yield
 
 
-def ragged_paged_attention(*arguments: Any, windows: tuple[int, ...], **options: Any) -> Any:
-    """The op of ops/ragged_paged_attention/tpu.py, interpreted."""
+def ragged_paged_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, cache: KVCache, *rest: Any, windows: tuple[int, ...], **options: Any
+) -> tuple[jax.Array, KVCache]:
+    """The op of ops/ragged_paged_attention/tpu.py, interpreted. cache: as on a CPU."""
+    shape, kind = cache.data.shape, cache.data.dtype
+    data = jax.lax.bitcast_convert_type(cache.data, CACHE_DTYPES[cache.dtype])
+    joined = dataclasses.replace(cache, data=data.reshape(*shape[:2], -1, shape[-1]))
     with interpreted():
-        return tpu.ragged_paged_attention(*arguments, windows=windows, **options)
+        out, joined = tpu.ragged_paged_attention(q, k, v, joined, *rest, windows=windows, **options)
+    return out, dataclasses.replace(cache, data=jax.lax.bitcast_convert_type(joined.data, kind).reshape(shape))

@@ -59,7 +59,9 @@ def address(window: int = FULL_ATTENTION, slot: int = 1, group: int = 0) -> Laye
 class World:
     """Some sequences with all their q, k, v, and a cache that already holds what is computed."""
 
-    def __init__(self, lengths, *, heads=6, kv_heads=2, head_dim=32, dtype="float32", cache_dtype="float32", seed=0):
+    def __init__(
+        self, lengths, *, heads=6, kv_heads=2, head_dim=32, dtype="float32", cache_dtype="float32", seed=0, on_cpu=True
+    ):
         rng = np.random.default_rng(seed)
         self.lengths, self.dtype = lengths, jnp.dtype(dtype)
         draw = lambda n, h: rng.standard_normal((n, h, head_dim), np.float32).astype(self.dtype)
@@ -71,7 +73,7 @@ class World:
         for row, n in enumerate(lengths):
             need = -(-n // BLOCK)
             self.tables[row, :need], ids = ids[:need], ids[need:]
-        spec = KVCache.abstract(SLOTS * NUM_BLOCKS, BLOCK, kv_heads, head_dim, cache_dtype)
+        spec = KVCache.abstract(SLOTS * NUM_BLOCKS, BLOCK, kv_heads, head_dim, cache_dtype, on_cpu=on_cpu)
         # What others left behind must not matter, not even a NaN.
         nan = np.array(1 if cache_dtype == "int8" else np.nan, CACHE_DTYPES[cache_dtype])
         fill = lambda leaf: nan.view(leaf.dtype) if leaf.dtype.itemsize == nan.itemsize else 1
@@ -261,6 +263,16 @@ def test_a_decode_row_that_has_ended_is_padding(op, ended):
         assert np.isfinite(after).all() == (row not in ended)
         if row in ended:
             np.testing.assert_array_equal(after, before[place(n, row)])
+
+
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "int8"])
+def test_the_cache_of_other_devices_than_cpus_has_another_shape(cache_dtype):
+    """Keys and values of all heads are one axis; the results are the same."""
+    worlds = [World(LENGTHS, cache_dtype=cache_dtype, on_cpu=on_cpu) for on_cpu in (True, False)]
+    wanted, found = (world.run(OPS["xla"], [(3, 0, 33)], num_rows=1) for world in worlds)
+    np.testing.assert_array_equal(found, wanted)
+    assert worlds[1].cache.data.shape == (*worlds[0].cache.data.shape[:2], 4, 32)
+    assert worlds[1].cache.data.dtype == CACHE_DTYPES[cache_dtype]
 
 
 def test_the_pallas_kernel_in_short():

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
+NOT_SAMPLED = -2  # in place of a token that was not asked for, or that a wrong draft made worthless
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
@@ -37,6 +38,12 @@ class BatchShape:
     num_rows: int  # R: max_num_seqs
     num_groups: int  # G: cache groups
     num_blocks: int  # B: entries of a block table, enough for max_model_len
+    num_drafts: int = 0  # most drafts of a step
+
+    @property
+    def num_logit_rows(self) -> int:
+        """L: most rows of a head pass: one for each row, and one for each draft."""
+        return self.num_rows + self.num_drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class ForwardInputs:
     token_rows: Any  # [T]
     query_start: Any  # [R + 1]
     seq_lens: Any  # [R]
-    logit_rows: Any  # [R]: token whose hidden state each row samples from
+    logit_rows: Any  # [L]: token whose hidden state each row of the head pass samples from
     block_tables: Any  # [G, R, B]
     distribution: Any  # [3]
 
@@ -63,7 +70,7 @@ class ForwardInputs:
             ("token_rows", (num_tokens,)),
             ("query_start", (rows + 1,)),
             ("seq_lens", (rows,)),
-            ("logit_rows", (rows,)),
+            ("logit_rows", (shape.num_logit_rows,)),
             ("block_tables", (shape.num_groups, rows, shape.num_blocks)),
             ("distribution", (3,)),
         )
@@ -112,7 +119,10 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class SampleInputs(_Rows):
-    """Sampling parameters of the rows of one head pass, each [rows] and 32 bits wide. Padding rows are greedy."""
+    """Sampling parameters of the rows of one head pass, each [rows] and 32 bits wide. Padding rows are greedy.
+
+    A request has one row, or, with drafts, one for the token that follows each of its last scheduled tokens.
+    """
 
     temperature: Any  # float32; 0 is greedy
     top_p: Any  # float32
@@ -124,6 +134,8 @@ class SampleInputs(_Rows):
     num_steps: Any  # int32: tokens to be sampled one after the other; 0 for padding rows
     num_stops: Any  # int32: the first so many of `stops` count
     banned_until: Any  # int32: the position at which stop tokens begin to be allowed, as min_tokens asks
+    draft: Any  # int32: the token that must be sampled here for the next row to count; -1 for the request's last row
+    place: Any  # int32: among the rows of the request
     stops: Any  # int32 [rows, MAX_STOPS]: stop tokens
 
     FLOATS: ClassVar[tuple[str, ...]] = ("temperature", "top_p", "min_p")

@@ -71,6 +71,8 @@ _METAVARS: Mapping[Any, str] = MappingProxyType(
     {str: "TEXT", int | None: "INT", float | None: "FLOAT", str | None: "TEXT"}
 )
 
+_AS_TEXT: Mapping[str, Any] = MappingProxyType({"speculative_config": str | None})  # what Python may give otherwise
+
 Field = tuple[str, Any, Any]
 MISSING = dataclasses.MISSING
 
@@ -171,7 +173,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _options_of(source: type, skip: Sequence[str], defaults: Mapping[str, Any]) -> type:
-    hints, comments = typing.get_type_hints(source), dict(_comments(source))
+    hints, comments = {**typing.get_type_hints(source), **_AS_TEXT}, dict(_comments(source))
     fields: list[Field] = []
     for field in dataclasses.fields(source):
         if field.name in skip:

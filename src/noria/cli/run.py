@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from noria.engine.llm import LLM
     from noria.engine.logprobs import TokenLogprobs
     from noria.engine.outputs import CompletionOutput, RequestOutput
+    from noria.spec.stats import SpeculationStats
 
 _TEXT = """Answers one prompt: the text goes to stdout as it comes, everything else to stderr.
 
@@ -215,4 +216,14 @@ def _stats(llm: LLM, result: RequestOutput) -> dict[str, Any]:
         "host_gap_s": stats.times.gap_s,
         "weights_bytes": stats.startup.memory.weights,
         "kv_cache_bytes": stats.startup.memory.cache,
+        "speculation": speculation_figures(stats.speculation) if llm.config.speculation is not None else None,
+    }
+
+
+def speculation_figures(stats: SpeculationStats) -> dict[str, Any]:
+    """What became of drafts, for JSON."""
+    return {
+        **dataclasses.asdict(stats),
+        "acceptance_rate": stats.acceptance_rate,
+        "mean_acceptance_length": stats.mean_acceptance_length,
     }

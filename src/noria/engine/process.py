@@ -137,7 +137,8 @@ class EngineLoop:
         if at_once or now - self._last_beat >= self._heartbeat_s:
             self._last_beat = now
             stats = EngineStats.of(self._engine)
-            self._link.send(Heartbeat(Stats(stats.steps, stats.compiles_after_warmup, stats.scheduler, stats.times)))
+            figures = (stats.steps, stats.compiles_after_warmup, stats.scheduler, stats.times, stats.speculation)
+            self._link.send(Heartbeat(Stats(*figures)))
 
 
 def _part(output: RequestOutput) -> Part:

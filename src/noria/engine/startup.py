@@ -12,17 +12,21 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from noria.batch.buckets import rows_with_drafts
 from noria.cache.paged_cache import PagedCache
 from noria.config import EngineConfig, ModelLimits, ResolvedConfig, cache_home
 from noria.engine.core import EngineCore
+from noria.engine.draft_model import DraftModelProposer, draft_options
+from noria.engine.speculation import Speculation
 from noria.engine.structured import StructuredRequests
 from noria.errors import ConfigError
 from noria.grammar.compiler import GrammarCompiler
 from noria.models.registry import build_model
 from noria.parallel.mesh import MeshShape, make_mesh, pick_devices
-from noria.runner.memory import MemoryPlan
+from noria.runner.memory import MemoryPlan, available_bytes
 from noria.runner.runner import ModelRunner
 from noria.scheduler.scheduler import Scheduler
+from noria.spec.ngram import NgramProposer
 from noria.text.tokenizer import Tokenizer, load_tokenizer, no_tokenizer
 from noria.weights.base import Checkpoint
 from noria.weights.checkpoint import open_checkpoint
@@ -40,6 +44,16 @@ class StartupReport:
     load_s: float  # reading and placing the weights
     warmup_s: float  # compiling or fetching the programs
     memory: MemoryPlan
+
+    def with_draft(self, draft: StartupReport) -> StartupReport:
+        """The sums with those of a draft model; the memory plan stays that of the target."""
+        return StartupReport(
+            self.programs + draft.programs,
+            self.compiled + draft.compiled,
+            self.load_s + draft.load_s,
+            self.warmup_s + draft.warmup_s,
+            self.memory,
+        )
 
     def __str__(self) -> str:
         return (
@@ -95,24 +109,80 @@ def _start(config: EngineConfig, progress: ProgressBar | None, *, programs_only:
         dtype = _dtype(config, checkpoint, platform)
         runner = ModelRunner(resolved, model, dtype, mesh, tokenizer.vocab_size or model.config.vocab_size)
         runner.profile_run()
-        source = None if config.load_format == "dummy" else checkpoint
-        begin = time.perf_counter()
-        if programs_only:
-            runner.describe_model(source)
-        else:
-            with bar("loading weights") as show:
-                runner.load_model(source, show)
+        speculation, draft = Speculation(None), None
+        if (options := resolved.speculation) is not None:
+            proposer = NgramProposer(options.prompt_lookup_min, options.prompt_lookup_max)
+            if options.method == "draft_model":
+                proposer, draft = _draft(resolved, tokenizer, runner, bar, programs_only)
+            speculation = Speculation(proposer, options.num_speculative_tokens)
+        report = _make_ready(runner, checkpoint, bar, programs_only)
         eos = _eos_token_ids(checkpoint, tokenizer, model.config.vocab_size)
+    report = report if draft is None else report.with_draft(draft)
+    _log.info("%s", report)
+    structured = StructuredRequests(GrammarCompiler(tokenizer, eos), model.config.vocab_size)
+    scheduler = _scheduler(resolved, runner, report.memory)
+    core = EngineCore(runner, scheduler, structured, speculation, resolved.async_scheduling)
+    return Engine(resolved, core, tokenizer, model.config.vocab_size, eos, report)
+
+
+def _make_ready(runner: ModelRunner, checkpoint: Checkpoint, bar: ProgressBar, programs_only: bool) -> StartupReport:
+    """Loads or describes the weights, divides the memory that is left, and compiles."""
+    source = None if runner.config.load_format == "dummy" else checkpoint
+    begin = time.perf_counter()
+    if programs_only:
+        runner.describe_model(source)
+    else:
+        with bar("loading weights") as show:
+            runner.load_model(source, show)
     load_s = time.perf_counter() - begin
     plan = runner.profile_run()  # now with what the weights really take
     runner.initialize_kv_cache(plan.num_blocks, allocate=not programs_only)
     with bar("compiling") as show:
         capture = runner.capture_model(show)
-    report = StartupReport(capture.programs, capture.compiled, load_s, capture.seconds, plan)
-    _log.info("%s", report)
-    structured = StructuredRequests(GrammarCompiler(tokenizer, eos), model.config.vocab_size)
-    core = EngineCore(runner, _scheduler(resolved, runner, plan), structured, resolved.async_scheduling)
-    return Engine(resolved, core, tokenizer, model.config.vocab_size, eos, report)
+    return StartupReport(capture.programs, capture.compiled, load_s, capture.seconds, plan)
+
+
+def _draft(
+    config: ResolvedConfig, tokenizer: Tokenizer, target: ModelRunner, bar: ProgressBar, programs_only: bool
+) -> tuple[DraftModelProposer, StartupReport]:
+    """The draft model, ready to serve, before the target divides the memory. config, tokenizer: the target's."""
+    options, vocab_size = config.speculation, target.model.config.vocab_size
+    placement, platform = target.placement, target.platform
+    assert options is not None
+    assert options.model is not None
+    path = resolve_model(options.model, options.revision, cache_home())
+    with open_checkpoint(path, config_only=config.load_format == "dummy") as checkpoint:
+        model = build_model(checkpoint.config)
+        _check_draft(options.model, model.config.vocab_size, tokenizer, vocab_size, path)
+        own = draft_options(config, platform, available_bytes(placement.devices))
+        limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
+        try:
+            resolved = own.resolve(limits, platform)
+            dtype = _dtype(own, checkpoint, platform)
+            runner = ModelRunner(resolved, model, dtype, placement.mesh, tokenizer.vocab_size or vocab_size)
+            runner.clock = target.clock  # they keep one device busy
+            runner.profile_run()
+        except ConfigError as error:
+            raise ConfigError(f"speculative_config: the draft model {options.model}: {error}") from None
+        report = _make_ready(runner, checkpoint, bar, programs_only)
+    cache = PagedCache(runner.layout, report.memory.num_blocks, own.block_size, own.enable_prefix_caching)
+    return DraftModelProposer(runner, cache), report
+
+
+def _check_draft(name: str, draft_size: int, tokenizer: Tokenizer, vocab_size: int, path: Path) -> None:
+    """That token ids mean the same to both. Raises ConfigError."""
+    needed = tokenizer.vocab_size or vocab_size
+    if not needed <= draft_size <= vocab_size:
+        raise ConfigError(
+            f"speculative_config: the draft model {name} has a vocabulary of {draft_size} tokens, which must be no "
+            f"larger than the model's ({vocab_size}) and hold all of its tokens ({needed}); choose a draft model of "
+            "the same family"
+        )
+    if tokenizer.vocab_size and not tokenizer.has_same_tokens(load_tokenizer(path)):
+        raise ConfigError(
+            f"speculative_config: the draft model {name} has another tokenizer than the model; choose a draft model of "
+            "the same family"
+        )
 
 
 def _scheduler(config: ResolvedConfig, runner: ModelRunner, plan: MemoryPlan) -> Scheduler:
@@ -124,6 +194,7 @@ def _scheduler(config: ResolvedConfig, runner: ModelRunner, plan: MemoryPlan) ->
         max_model_len=config.max_model_len,
         policy=config.scheduling_policy,
         num_scheduler_steps=config.num_scheduler_steps,
+        rows_with_drafts=rows_with_drafts(config),
     )
 
 

@@ -9,7 +9,9 @@ from functools import partial
 from noria.ops.experts import api as experts
 from noria.ops.linear import api as linear
 from noria.ops.ragged_paged_attention import api as attention
+from noria.ops.ragged_paged_attention.types import FULL_ATTENTION
 from noria.ops.rotary import api as rotary
+from noria.ops.sampling import api as sampling
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,7 @@ class Ops:
     attention: attention.RaggedPagedAttention
     linear: linear.Backend
     rotary: rotary.Rotary
+    sampling: sampling.Backend
     experts: experts.Experts
 
     @staticmethod
@@ -26,7 +29,7 @@ class Ops:
         platform: str,
         *,
         quantize_activations: bool = False,
-        windows: tuple[int, ...] = (attention.FULL_ATTENTION,),
+        windows: tuple[int, ...] = (FULL_ATTENTION,),
     ) -> Ops:
         """By name; "auto" is the fastest there is. platform: "cpu", "gpu" or "tpu". windows: of the model's layers."""
         chosen = linear.choose(linear_backend, platform)
@@ -37,5 +40,6 @@ class Ops:
             attention.choose(attention_backend, platform, windows),
             chosen,
             rotary.choose(chosen.name),
+            sampling.choose(chosen.name),
             experts.choose(chosen, platform),
         )

@@ -38,7 +38,7 @@ def on_mesh(ops: Ops, placement: Placement) -> Ops:
         argmax=partial(_argmax, ops.linear, placement),
     )
     attention, rotary = partial(_attention, ops, placement), partial(_rotary, ops, placement)
-    return Ops(attention, linear, rotary, partial(_experts, ops, placement))
+    return Ops(attention, linear, rotary, ops.sampling, partial(_experts, ops, placement))
 
 
 def _each_device(placement: Placement, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:

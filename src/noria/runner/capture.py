@@ -54,13 +54,13 @@ class Programs:
         threads: int,
         progress: Callable[[int, int], None] | None = None,
     ) -> CaptureReport:
-        """Runs the jobs, which lower and compile one program each, in parallel."""
+        """Runs the jobs, which lower one program each, and compiles it; in parallel."""
         begin = time.perf_counter()
 
         def run(job: Callable[[], Any]) -> tuple[Any, CompileCount]:
             count = CompileCount()
             with self._watch.watch(count):
-                return job(), count
+                return job().compile(), count
 
         pool = ThreadPoolExecutor(threads, thread_name_prefix="noria-compile")
         try:
@@ -77,7 +77,7 @@ class Programs:
         return CaptureReport(len(jobs), self.start.compiled, time.perf_counter() - begin)
 
     def call(self, key: Hashable, job: Callable[[], Any], *arguments: Any) -> Any:
-        """Runs the program `key`; `job` compiles it should warm-up have missed it.
+        """Runs the program `key`; `job` lowers it should warm-up have missed it.
 
         Raises CompileError in strict mode when anything had to compile.
         """
@@ -88,7 +88,7 @@ class Programs:
                 if self._strict:
                     self.after_warmup.programs += 1
                     raise CompileError(f"program {key} was not compiled at start")
-                program = self._compiled[key] = job()
+                program = self._compiled[key] = job().compile()
             result = program(*arguments)
         if self.after_warmup.programs != before:
             shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(arguments[-1:])]
@@ -110,6 +110,10 @@ def made_up_steps(
         total = min(size, max_num_batched_tokens, shape.num_rows * max_model_len)
         full, rest = divmod(total, max_model_len)
         yield made_up_step([max_model_len] * full + [rest] * (rest > 0), shape, buckets, max_model_len)
+    for size in sorted({*buckets.with_drafts} - {*buckets.requests}):
+        ones, drafts = [1] * shape.num_rows, size - shape.num_rows
+        for params in (_WARM_UP_PARAMS, _SHAPED):
+            yield made_up_step(ones, shape, buckets, max_model_len, params=params, num_drafts=drafts)
     for size in buckets.requests:
         yield made_up_step([1] * size, shape, buckets, max_model_len)
         yield made_up_step([1] * size, shape, buckets, max_model_len, params=_SHAPED)
@@ -127,11 +131,12 @@ def made_up_step(
     num_steps: int = 1,
     blocks: MadeUpBlocks | None = None,
     params: SamplingParams = _WARM_UP_PARAMS,
+    num_drafts: int = 0,
 ) -> StepInputs:
     """A step in which each of len(counts) requests computes so many tokens after num_computed ones.
 
     num_steps: more than 1 for a burst, in which each computes one token as many times. blocks: gives every request
-    blocks of its own, as long as there are some; None: all are the null block.
+    blocks of its own, as long as there are some; None: all are the null block. num_drafts: of all requests together.
     """
     batch = PersistentBatch(shape, max_model_len)
     requests = [
@@ -150,7 +155,13 @@ def made_up_step(
         for index, count in enumerate(counts)
     ]
     scheduled = {request.request_id: count * num_steps for request, count in zip(requests, counts)}
-    schedule = Schedule(new_requests=tuple(requests), num_scheduled_tokens=scheduled, num_steps=num_steps)
+    drafts: dict[str, list[int]] = {}
+    for index in range(num_drafts):
+        drafts.setdefault(str(index % len(counts)), []).append(0)
+        scheduled[str(index % len(counts))] += 1
+    schedule = Schedule(
+        new_requests=tuple(requests), num_scheduled_tokens=scheduled, num_steps=num_steps, draft_token_ids=drafts
+    )
     batch.apply(schedule)
     return pack(schedule, batch, buckets)
 

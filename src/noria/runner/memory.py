@@ -112,7 +112,7 @@ def activation_bytes(config: ResolvedConfig, model: DecoderConfig, dtype_bytes: 
     per_row = (12 + 2) * 4 * model.vocab_size + 3 * model.vocab_size // 8
     return (
         (buckets.tokens[-1] + PREFILL_TOKENS) * per_token
-        + buckets.requests[-1] * per_row
+        + buckets.num_logit_rows * per_row
         + _attention_tile_bytes(model, dtype_bytes)
     )
 

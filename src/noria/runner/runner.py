@@ -79,7 +79,8 @@ class ModelRunner:
         self.layout: CacheLayout = plan_layout(model.config.windows)
         self.buckets = Buckets.of(config)
         blocks = -(-config.max_model_len // config.block_size)
-        self.shape = BatchShape(self.buckets.requests[-1], self.layout.num_groups, blocks)
+        rows = self.buckets.requests[-1]
+        self.shape = BatchShape(rows, self.layout.num_groups, blocks, self.buckets.num_logit_rows - rows)
         self.batch = PersistentBatch(self.shape, config.max_model_len)
         self._num_valid_tokens = min(num_valid_tokens, model.config.vocab_size)
         self._programs = Programs(config.strict_compile)
@@ -177,7 +178,7 @@ class ModelRunner:
         """Shapes of the cache arrays, with their places."""
         c = self.model.config
         sizes = (self.layout.slots * num_blocks, self.config.block_size, c.num_kv_heads, c.head_dim)
-        form = {"planes": c.cache_planes, "as_bits": self.platform == "cpu"}
+        form = {"planes": c.cache_planes, "on_cpu": self.platform == "cpu"}
         return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, **form))
 
     def initialize_kv_cache(self, num_blocks: int, *, allocate: bool = True) -> None:
@@ -216,7 +217,7 @@ class ModelRunner:
         return self._programs.capture(self.jobs(), self.config.compile_threads, progress)
 
     def jobs(self) -> Jobs:
-        """By name and bucket, functions that compile one program each: all that serving needs."""
+        """By name and bucket, functions that lower one program each: all that serving needs."""
         c, jobs = self.config, Jobs()
         sizes = (c.max_model_len, c.max_num_batched_tokens, c.num_scheduler_steps)
         steps = list(made_up_steps(self.shape, self.buckets, *sizes))
@@ -254,29 +255,41 @@ class ModelRunner:
             outputs = self._sampled
         else:
             if inputs.shaping is not None:
-                mask = None if masks is None else self._mask(request_ids, inputs.num_rows, masks)
+                mask = None if masks is None else self._mask(request_ids, inputs, masks)
                 outputs, scores = self._shaper.sample(self._weights, outputs, self._sampled, inputs, mask)
-                self._sampled = outputs
             elif not inputs.is_burst:
-                self._sampled = outputs = self.sample(inputs, outputs)
+                outputs = self.sample(inputs, outputs)
+            if not inputs.is_burst and inputs.places is None:  # with drafts the next step has all tokens from the host
+                self._sampled = outputs
             outputs.copy_to_host_async()
             expected = self.batch.expect(inputs.rows[sources], sources, inputs.steps[sources])
         if inputs.prompt is not None:
             prompt = self._shaper.score_prompt(self._weights, self._states, inputs.prompt)
         return SampledTokens(
-            self.batch, request_ids, sources, expected, outputs, self.clock, scores, inputs.num_logprobs, prompt
+            self.batch,
+            request_ids,
+            sources,
+            expected,
+            outputs,
+            self.clock,
+            scores,
+            inputs.num_logprobs,
+            prompt,
+            None if inputs.places is None else inputs.places[:, sources],
         )
 
-    def _mask(self, request_ids: tuple[str, ...], num_rows: int, masks: GrammarMasks) -> np.ndarray:
-        """In the order of the step's rows."""
-        mask = np.full((num_rows, self._shaper.mask_width), -1, np.int32)
-        places = {request_id: place for place, request_id in enumerate(request_ids)}
+    def _mask(self, request_ids: tuple[str, ...], inputs: StepInputs, masks: GrammarMasks) -> np.ndarray:
+        """In the order of the rows of the head pass."""
+        mask = np.full((inputs.num_rows, self._shaper.mask_width), -1, np.int32)
+        first = range(len(request_ids)) if inputs.places is None else inputs.places[0].tolist()
+        places = dict(zip(request_ids, first))
         for request_id, words in zip(masks.request_ids, masks.bitmask, strict=True):
             mask[places[request_id]] = words
+            places[request_id] += 1
         return mask
 
     def forward(self, inputs: StepInputs) -> jax.Array:
-        """Dispatches the forward program alone: it writes the cache and yields hidden states [max_num_seqs, E]."""
+        """Dispatches the forward program alone: it writes the cache and yields hidden states [L, E]."""
         key, job = ("forward", inputs.num_tokens), self._forward_job(inputs)
         self.clock.dispatching()
         arguments = (self._weights, self._cache, self._sampled, inputs.forward)
@@ -338,16 +351,16 @@ class ModelRunner:
 
     def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:
         packed = self.placement.host(inputs.forward)
-        return lambda: self._forward.lower(self._weights, self._cache, self._sampled, packed).compile()
+        return lambda: self._forward.lower(self._weights, self._cache, self._sampled, packed)
 
     def _decode_job(self, inputs: StepInputs) -> Callable[[], Any]:
         packed = self.placement.host((inputs.forward, inputs.sample))
-        return lambda: self._decode.lower(self._weights, self._cache, self._sampled, *packed).compile()
+        return lambda: self._decode.lower(self._weights, self._cache, self._sampled, *packed)
 
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        rows = jax.ShapeDtypeStruct((self.shape.num_rows, self.model.config.hidden_size), self.dtype)
+        rows = jax.ShapeDtypeStruct((self.shape.num_logit_rows, self.model.config.hidden_size), self.dtype)
         arguments = self.placement.host((rows, inputs.sample))
-        return lambda: self._sample.lower(self._weights, *arguments).compile()
+        return lambda: self._sample.lower(self._weights, *arguments)
 
 
 def _check_rounding(config: ResolvedConfig, weights: Any) -> None:

@@ -34,7 +34,7 @@ class Shaper:
         self._programs = programs
         self._clock = clock
         self._dtype = dtype
-        self._num_rows = rows
+        self._num_logit_rows = steps.shape.num_logit_rows
         self._prompt_rows = min(_PROMPT_ROWS, rows)
         self._placement = placement
         by_token = placement.split((None, rows), ("vocab", self._config.vocab_size))
@@ -53,7 +53,7 @@ class Shaper:
         self._score = jax.jit(steps.score_prompt, out_shardings=whole)
 
     def jobs(self, weights: Any, made_up: Iterable[StepInputs]) -> Jobs:
-        """What warm-up compiles for these steps."""
+        """What warm-up lowers and compiles for these steps."""
         jobs: Jobs = {
             "tables": self._tables_job,
             "edit": self._edit_job,
@@ -74,7 +74,7 @@ class Shaper:
     def sample(
         self, weights: Any, hidden: jax.Array, sampled: jax.Array, inputs: StepInputs, mask: np.ndarray | None
     ) -> tuple[jax.Array, jax.Array]:
-        """Dispatches StepPrograms.sample_shaped: token ids [max_num_seqs], and scores of the step's rows.
+        """Dispatches StepPrograms.sample_shaped: token ids, and scores of the rows of the head pass.
 
         mask: int32 [R, W], see apply_mask; None where no row has a grammar.
         """
@@ -125,23 +125,23 @@ class Shaper:
     def _tables_job(self) -> Any:
         zeros = lambda: jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), self._shapes)
         places = jax.tree.map(lambda shape: shape.sharding, self._shapes)
-        return jax.jit(zeros, out_shardings=places).lower().compile()
+        return jax.jit(zeros, out_shardings=places).lower()
 
     def _edit_job(self) -> Any:
-        return self._edit.lower(self._shapes, self._placement.host(empty_edit())).compile()
+        return self._edit.lower(self._shapes, self._placement.host(empty_edit()))
 
     def _sample_job(self, weights: Any, inputs: StepInputs) -> Callable[[], Any]:
         mask = jax.ShapeDtypeStruct((inputs.num_rows, self.mask_width), jnp.int32)
         packed = self._placement.host((inputs.sample, inputs.shaping, mask))
-        arguments = (weights, self._states(self._num_rows), self._shapes, self._sampled, *packed)
-        return lambda: self._sample.lower(*arguments).compile()
+        arguments = (weights, self._states(self._num_logit_rows), self._shapes, self._sampled, *packed)
+        return lambda: self._sample.lower(*arguments)
 
     def _pick_job(self, num_tokens: int) -> Callable[[], Any]:
-        return lambda: self._pick.lower(self._states(num_tokens), self._prompt_places()).compile()
+        return lambda: self._pick.lower(self._states(num_tokens), self._prompt_places())
 
     def _score_job(self, weights: Any) -> Callable[[], Any]:
         arguments = (weights, self._states(self._prompt_rows), self._prompt_places())
-        return lambda: self._score.lower(*arguments).compile()
+        return lambda: self._score.lower(*arguments)
 
     def _states(self, rows: int) -> Any:
         return self._placement.host(jax.ShapeDtypeStruct((rows, self._config.hidden_size), self._dtype))

@@ -98,7 +98,8 @@ class WorkModel:
             # A row samples when all of its prompt is computed.
             ends = [computed[request_id] + count >= lengths[request_id] for request_id, count in scheduled.items()]
             rows = [(computed[request_id], count) for request_id, count in scheduled.items()]
-            total += self.forward(rows) + self.sample(sum(ends))
+            num_drafts = sum(map(len, schedule.draft_token_ids.values()))  # each is a row of the head, too
+            total += self.forward(rows) + self.sample(sum(ends) + num_drafts)
         return total
 
     def burst(self, rows: Iterable[tuple[int, int]]) -> Work:

@@ -14,12 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax, tree_util
 
-from noria.batch.inputs import ForwardInputs, SampleInputs
+from noria.batch.inputs import NOT_SAMPLED, ForwardInputs, SampleInputs
 from noria.ops.ragged_paged_attention.api import KVCache, RaggedBatch
 from noria.step.programs import StepPrograms, known_tokens, unpack_sample_inputs
 from noria.step.sample import ends
-
-NOT_SAMPLED = -2  # in place of a token that was not asked for any more
 
 
 @tree_util.register_dataclass

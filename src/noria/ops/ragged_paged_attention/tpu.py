@@ -52,14 +52,13 @@ def ragged_paged_attention(
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention as kernel
 
     cache = write(cache, k, v, batch, layer)
-    rows, block_size, kv_heads, _, head_dim = cache.data.shape
-    pages = lax.bitcast_convert_type(cache.data, CACHE_DTYPES[cache.dtype])
-    pages = pages.reshape(rows, block_size, 2 * kv_heads, head_dim)
+    pages = cache.data
+    _, block_size, keys_and_values, head_dim = pages.shape
     # A row that has ended still has its token, and the kernel must have something to read for it.
     seq_lens = jnp.maximum(batch.seq_lens, 1)
     table = batch.block_tables[layer.group] + layer.offset
 
-    token_bytes = 2 * kv_heads * head_dim * pages.dtype.itemsize
+    token_bytes = keys_and_values * head_dim * pages.dtype.itemsize
     tokens = min(_MAX_TOKENS, _BUFFER // (2 * token_bytes))
     pages_at_a_time = max(1, min(table.shape[1], tokens // block_size))
 
