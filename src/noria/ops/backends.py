@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import partial
 
+from noria.ops.experts import api as experts
 from noria.ops.linear import api as linear
 from noria.ops.ragged_paged_attention import api as attention
 from noria.ops.ragged_paged_attention.types import FULL_ATTENTION
@@ -19,6 +20,7 @@ class Ops:
     linear: linear.Backend
     rotary: rotary.Rotary
     sampling: sampling.Backend
+    experts: experts.Experts
 
     @staticmethod
     def choose(
@@ -39,4 +41,5 @@ class Ops:
             chosen,
             rotary.choose(chosen.name),
             sampling.choose(chosen.name),
+            experts.choose(chosen, platform),
         )

@@ -32,6 +32,12 @@ def choose_ops(config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_d
 
 def _attention(config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_dtype: str, platform: str) -> str:
     choice = _choice(config, "attention_backend", dtype, platform)
+    if model.mla is not None:
+        if choice in ("native", "pallas"):
+            raise ConfigError(f"attention_backend {choice} does not compute latent attention; use auto or xla")
+        if choice == "auto" and platform == "tpu":
+            _log.warning("attention runs without a kernel, so slowly: there is none for latent attention")
+        return "xla" if choice == "auto" else choice
     if choice not in ("auto", "pallas"):
         return choice
     why = (
@@ -52,14 +58,14 @@ def _choice(config: ResolvedConfig, option: str, dtype: str, platform: str) -> s
 
     option: the name of its option. Raises ConfigError when native was asked for in vain.
     """
-    choice, is_parallel = getattr(config, option), config.tensor_parallel_size > 1
+    choice, is_parallel = getattr(config, option), config.num_devices > 1
     if choice == "auto" and platform == "cpu":
         return "xla" if dtype == "float16" or is_parallel else choice
     if choice == "native":
         why = (
             f"it needs a CPU, not {platform}" if platform != "cpu"
             else "it does not compute in float16" if dtype == "float16"
-            else "it runs on one device, so not with tensor_parallel_size" if is_parallel
+            else "it runs on one device, so not with tensor_parallel_size or expert_parallel_size" if is_parallel
             else None if native.available()
             else f"the library is {native.status()}"
         )  # fmt: skip

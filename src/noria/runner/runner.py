@@ -74,7 +74,7 @@ class ModelRunner:
 
         Raises ConfigError when the model cannot be split over the mesh, or an op cannot be had.
         """
-        check_sizes(model.config, config.tensor_parallel_size)
+        check_sizes(model.config, config.tensor_parallel_size, config.expert_parallel_size)
         self.config = config
         self.placement = Placement(mesh, model.config)
         self._checkpoint_model = model  # KV heads as the checkpoint has them
@@ -170,7 +170,8 @@ class ModelRunner:
         """Shapes of the cache arrays, with their places."""
         c = self.model.config
         sizes = (self.layout.slots * num_blocks, self.config.block_size, c.num_kv_heads, c.head_dim)
-        return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, on_cpu=self.platform == "cpu"))
+        form = {"planes": c.cache_planes, "on_cpu": self.platform == "cpu"}
+        return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, **form))
 
     def initialize_kv_cache(self, num_blocks: int, *, allocate: bool = True) -> None:
         """num_blocks: of the pool, the null block included. allocate: false where only the programs are wanted."""
@@ -342,7 +343,8 @@ class ModelRunner:
     def work_model(self) -> WorkModel:
         """What a device must read and compute at least in the steps of this model. After load_model."""
         c = self._model_on_one
-        block = KVCache.bytes_per_block(self.config.block_size, c.num_kv_heads, c.head_dim, self.cache_dtype)
+        sizes = (self.config.block_size, c.num_kv_heads, c.head_dim)
+        block = KVCache.bytes_per_block(*sizes, self.cache_dtype, c.cache_planes)
         weights = self.placement.shapes_on_one(self._weights)
         return WorkModel(c, weights, block / self.config.block_size)
 

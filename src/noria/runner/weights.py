@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from noria.nn.param import Param, abstract_params, dense_leaf, random_params
-from noria.ops.linear.types import DenseWeight
 from noria.parallel.placement import Placement
 from noria.runner.pack_weights import MatrixForm
 from noria.weights.base import Checkpoint
@@ -38,7 +37,7 @@ class WeightPlace:
             with jax.default_device(self.placement.devices[0]):
                 weights = random_params(declaration, self.dtype, seed)
             if not self.matrices.is_plain:
-                weights = _map_weights(self.matrices.convert, weights)
+                weights = self.placement.map(self.matrices.convert, declaration, weights)
             return self.placement.map(put, declaration, weights)
 
         def place(buffer: np.ndarray, param: Param) -> Any:
@@ -55,7 +54,7 @@ class WeightPlace:
         if checkpoint is None:
             weights = abstract_params(declaration, self.dtype)
             if not self.matrices.is_plain:
-                weights = _map_weights(self.matrices.abstract_converted, weights)
+                weights = self.placement.map(self.matrices.abstract_converted, declaration, weights)
         else:
             make = None if self.matrices.is_plain else self.matrices.abstract
             weights = abstract_weights(checkpoint, declaration, self.dtype, make)
@@ -64,8 +63,3 @@ class WeightPlace:
     def plain_shapes(self, declaration: Any) -> Any:
         """As describe, of matrices that are not packed."""
         return self.placement.map(self.placement.describe, declaration, abstract_params(declaration, self.dtype))
-
-
-def _map_weights(function: Callable[[DenseWeight], Any], weights: Any) -> Any:
-    is_weight = lambda leaf: isinstance(leaf, DenseWeight)
-    return jax.tree.map(lambda leaf: function(leaf) if is_weight(leaf) else leaf, weights, is_leaf=is_weight)

@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 
 from noria.errors import WeightsError
 from noria.weights.base import SLICE_ELEMENTS, Blob, Checkpoint, convert
+from noria.weights.expert_names import own_name, parts
 
 _DTYPES: Mapping[str, np.dtype] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
 _INTEGERS: Mapping[str, np.dtype] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
@@ -56,11 +57,19 @@ class FolderCheckpoint(Checkpoint):
         self.quantized = False
         self._blobs: list[Blob] = []
         try:
-            self._entries = {} if config_only else self._open_files()
+            self._entries = {} if config_only else dict(_by_expert(self._open_files()))
+            self._drop_extra_layers()
         except WeightsError:
             self.close()
             raise
         self.native_dtype = self._named_dtype() if config_only else self._stored_dtype()
+
+    def _drop_extra_layers(self) -> None:
+        """Layers behind the last one that predict further tokens (DeepSeek-V3), which nothing here uses."""
+        extra, layers = self.config.get("num_nextn_predict_layers"), self.config.get("num_hidden_layers")
+        if type(extra) is int and type(layers) is int:
+            stems = tuple(f"model.layers.{layers + index}." for index in range(extra))
+            self._entries = {name: entry for name, entry in self._entries.items() if not name.startswith(stems)}
 
     def _named_dtype(self) -> str:
         named = self.config.get("dtype") or self.config.get("torch_dtype")
@@ -165,6 +174,17 @@ class FolderCheckpoint(Checkpoint):
             raise WeightsError(f"{path} is not a safetensors file (its header is not a JSON object)")
         header.pop("__metadata__", None)
         return {name: _entry(blob, name, fields, 8 + length) for name, fields in header.items()}
+
+
+def _by_expert(entries: Mapping[str, _Entry]) -> Iterator[tuple[str, _Entry]]:
+    """The same, in which each matrix of an expert is a tensor of its own."""
+    for name, entry in entries.items():
+        pieces = list(parts(name, entry.shape)) if entry.dtype in _DTYPES else []
+        for part, shape, start in pieces:
+            size = _DTYPES[entry.dtype].itemsize
+            yield part, _Entry(entry.blob, entry.dtype, shape, entry.offset + start * size, math.prod(shape) * size)
+        if not pieces:
+            yield own_name(name), entry
 
 
 def _entry(blob: Blob, name: str, fields: Any, start: int) -> _Entry:

@@ -38,7 +38,7 @@ def unsupported(kv_heads: int, head_dim: int, dtype: str, cache_dtype: str) -> s
 def ragged_paged_attention(
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     cache: KVCache,
     batch: RaggedBatch,
     layer: LayerAddress,
