@@ -16,6 +16,7 @@ class Ops:
     attention: attention.RaggedPagedAttention
     linear: linear.Backend
     rotary: rotary.Rotary
+    cache_in_lines: bool = False  # what the attention takes: see ragged_paged_attention/tpu_lines.py
 
     @staticmethod
     def choose(
@@ -24,11 +25,15 @@ class Ops:
         platform: str,
         *,
         quantize_activations: bool = False,
-        windows: tuple[int, ...] = (attention.FULL_ATTENTION,),
     ) -> Ops:
-        """By name; "auto" is the fastest there is. platform: "cpu", "gpu" or "tpu". windows: of the model's layers."""
+        """By name; "auto" is the fastest there is. platform: "cpu", "gpu" or "tpu"."""
         chosen = linear.choose(linear_backend, platform)
         if quantize_activations:
             quantized = [partial(op, quantize_x=True) for op in (chosen.linear, chosen.argmax)]
             chosen = dataclasses.replace(chosen, linear=quantized[0], argmax=quantized[1])
-        return Ops(attention.choose(attention_backend, platform, windows), chosen, rotary.choose(chosen.name))
+        return Ops(
+            attention.choose(attention_backend, platform),
+            chosen,
+            rotary.choose(chosen.name),
+            cache_in_lines=attention_backend == "pallas",
+        )

@@ -36,7 +36,12 @@ def on_mesh(ops: Ops, placement: Placement) -> Ops:
         embed=partial(_embed, ops.linear, placement),
         argmax=partial(_argmax, ops.linear, placement),
     )
-    return Ops(partial(_attention, ops, placement), linear, partial(_rotary, ops, placement))
+    return dataclasses.replace(
+        ops,
+        attention=partial(_attention, ops, placement),
+        linear=linear,
+        rotary=partial(_rotary, ops, placement),
+    )
 
 
 def _each_device(placement: Placement, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:

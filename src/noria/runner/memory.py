@@ -54,11 +54,15 @@ def plan_memory(
     activation_dtype_bytes: int,
     cache_dtype: str,
     on_cpu: bool,
+    layer_block_bytes: int | None = None,
 ) -> MemoryPlan:
-    """model, weights: what one device has of them.
+    """model, weights: what one device has of them. layer_block_bytes: of one block in one layer slot; None: of the form
+    that most attention back ends use.
 
     Raises ConfigError when the pool cannot hold one request of max_model_len tokens."""
-    per_layer = KVCache.bytes_per_block(config.block_size, model.num_kv_heads, model.head_dim, cache_dtype)
+    per_layer = layer_block_bytes
+    if per_layer is None:
+        per_layer = KVCache.bytes_per_block(config.block_size, model.num_kv_heads, model.head_dim, cache_dtype)
     block_bytes = per_layer * layout.slots
     activations = activation_bytes(config, model, activation_dtype_bytes)
     chunk = min(config.max_num_batched_tokens, config.max_model_len)

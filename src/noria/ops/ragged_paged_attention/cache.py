@@ -25,12 +25,9 @@ def write(cache: KVCache, k: jax.Array, v: jax.Array, batch: RaggedBatch, layer:
     place = (block, batch.positions % block_size)
     new = jnp.stack([k, v], axis=2)  # [T, kv_heads, 2, head_dim]
     if cache.scale is None:
-        bits = lax.bitcast_convert_type(_saturate(new, CACHE_DTYPES[cache.dtype]), cache.data.dtype)
+        bits = lax.bitcast_convert_type(saturated(new, CACHE_DTYPES[cache.dtype]), cache.data.dtype)
         return dataclasses.replace(cache, data=cache.data.at[place].set(bits))
-    new = new.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(new), axis=-1) / _INT8_MAX  # [T, kv_heads, 2]
-    levels = new / jnp.where(scale == 0, 1.0, scale)[..., None]
-    data = jnp.clip(jnp.round(levels), -_INT8_MAX, _INT8_MAX).astype(jnp.int8)
+    data, scale = quantized(new)
     return dataclasses.replace(cache, data=cache.data.at[place].set(data), scale=cache.scale.at[place].set(scale))
 
 
@@ -44,7 +41,15 @@ def read(cache: KVCache, blocks: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array
     return pages[..., 0, :], pages[..., 1, :]
 
 
-def _saturate(values: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def quantized(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """int8 levels [..., n] of values [..., n], and the float32 scale [...] that gives the values back."""
+    values = values.astype(jnp.float32)
+    scale = jnp.max(jnp.abs(values), axis=-1) / _INT8_MAX
+    levels = values / jnp.where(scale == 0, 1.0, scale)[..., None]
+    return jnp.clip(jnp.round(levels), -_INT8_MAX, _INT8_MAX).astype(jnp.int8), scale
+
+
+def saturated(values: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Converts to a narrower float without making infinities or NaNs out of finite values."""
     if jnp.dtype(dtype).itemsize >= values.dtype.itemsize:
         return values.astype(dtype)

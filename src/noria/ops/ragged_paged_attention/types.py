@@ -29,6 +29,7 @@ class KVCache:
 
     What nobody wrote may hold anything, even NaN: no result depends on it.
 
+    For the kernel of TPUs the arrays are lines, as tpu_lines.py says; elsewhere:
     data: [slots * num_blocks, block_size, kv_heads, 2, head_dim]; index 0 of the axis of length 2 is keys, 1 is values.
     On a CPU floats narrower than 32 bits are kept as the unsigned integers with their bits: to write a few values into
     an array of such floats, XLA converts the whole array to float32 and back there. Elsewhere they are what they are,
