@@ -15,8 +15,8 @@ from noria.ops.ragged_paged_attention.api import CACHE_DTYPES, KVCache
 from noria.ops.ragged_paged_attention.tpu_lines import Lines
 
 # True: XLA compiles what the kernel means, which is fast. The other runs it step by step as a TPU would, with copies
-# that take effect when they are waited for, and fast memory full of NaN.
-FAST, STRICT = True, pltpu.InterpretParams(dma_execution_mode="on_wait", uninitialized_memory="nan")
+# that take effect when they are waited for, and fast memory full of NaN; it prints "RACE DETECTED" where one is.
+FAST, STRICT = True, pltpu.InterpretParams(dma_execution_mode="on_wait", uninitialized_memory="nan", detect_races=True)
 
 
 def to_lines(cache: KVCache) -> tuple[KVCache, Lines]:

@@ -113,9 +113,10 @@ def compare(mode, dtype="float32", cache_dtype="float32", *, head_dim=128, heads
         np.testing.assert_array_equal(np.asarray(have)[used].view(np.uint8), np.asarray(want)[used].view(np.uint8))
 
 
-def test_copies_are_waited_for():
+def test_copies_are_waited_for(capfd):
     """The strict interpreter: copies take effect when they are waited for, and fast memory is NaN before."""
     compare("strict")
+    assert "RACE" not in capfd.readouterr().out
 
 
 def test_eight_bits_with_heads_side_by_side():
@@ -138,13 +139,14 @@ def test_numbers_of_heads(heads, kv_heads, head_dim, cache_dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache_dtype", ["bfloat16", "int8"])
-def test_strictly(cache_dtype):
+def test_strictly(cache_dtype, capfd):
     compare("strict", "bfloat16", cache_dtype, head_dim=64, kv_heads=3, cap=2.0)
+    assert "RACE" not in capfd.readouterr().out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fast", "strict"])
-def test_many_tiles_and_chunks(mode, monkeypatch):
+def test_many_tiles_and_chunks(mode, monkeypatch, capfd):
     """In tiles so small that rows have several, whose blocks see different chunks."""
     monkeypatch.setattr(tpu_sizes, "_CHUNK", 128)
     monkeypatch.setattr(tpu_sizes, "_ROWS", 96)
@@ -160,6 +162,7 @@ def test_many_tiles_and_chunks(mode, monkeypatch):
             ]
             for want, have in zip(*results):
                 np.testing.assert_allclose(have, want, atol=2e-5, rtol=2e-5)
+    assert "RACE" not in capfd.readouterr().out
 
 
 def test_values_of_other_dtypes_are_converted_as_the_contract_says():
