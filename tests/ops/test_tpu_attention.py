@@ -74,8 +74,7 @@ def test_tiles_fit_fast_memory(dtype, cache_dtype, head_dim, kv_heads, group):
     for tokens, width in ((1, 1), (64, 256), (2048, 8192)):
         sizes = Sizes.choose(Lines(kv_heads, head_dim, cache_dtype), group, 16, dtype, tokens, width)
         assert sizes.scratch_bytes < 0.8 * tpu_sizes.VMEM_LIMIT
-        assert sizes.tile % sizes.block == 0
-        assert sizes.block_rows % 16 == 0
+        assert all(sizes.tile % block == 0 and block % 16 == 0 for block in sizes.blocks)
         assert sizes.chunk % 128 == 0
 
 
@@ -151,7 +150,7 @@ def test_many_tiles_and_chunks(mode, monkeypatch, capfd):
     monkeypatch.setattr(tpu_sizes, "_CHUNK", 128)
     monkeypatch.setattr(tpu_sizes, "_ROWS", 96)
     sizes = Sizes.choose(Lines(2, 32, "float32"), 3, 16, "float32", 256, 14)
-    assert (sizes.tile, sizes.block, sizes.chunk) == (16, 16, 128)
+    assert (sizes.tile, sizes.blocks, sizes.chunk) == (16, (16,), 128)
     op = functools.partial(pallas(mode))  # compiled with these sizes
     for window in (24, FULL_ATTENTION):
         worlds = [World([200, 17, 133]) for _ in range(2)]

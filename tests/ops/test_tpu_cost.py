@@ -36,16 +36,23 @@ def test_decode_by_hand() -> None:
 
 
 def test_prefill_by_hand() -> None:
-    """A prompt of 2048: tiles of 256 tokens, and blocks of 32 that leave out the chunks after them."""
+    """A prompt of 2048: tiles of 256 tokens, and blocks of 64 that leave out the chunks after them."""
     sizes = Sizes.choose(LLAMA_8B, 4, 16, "bfloat16", 2048, 256)
-    assert (sizes.tile, sizes.block, sizes.chunk) == (256, 32, 512)
+    assert (sizes.tile, sizes.blocks, sizes.chunk) == (256, (16, 64), 512)
     found = count(sizes, [(0, 2048)])
     assert found.cache_read == sum(256 * tile for tile in range(1, 9)) * 4096
-    products = 16 * sum(range(1, 5))  # blocks of 32 in 512 tokens, with 1 to 4 chunks of 512
+    products = 8 * sum(range(1, 5))  # blocks of 64 in 512 tokens, with 1 to 4 chunks of 512
     assert found.weights == products * 8 * (4 + 4)
-    assert found.passes == found.weights * 16  # 128 rows, 8 at a time
+    assert found.passes == found.weights * 32  # 256 rows, 8 at a time
     exact = 4 * 32 * 128 * 2048 * 2049 / 2  # two products of each query and key it sees
     assert exact < found.flops < 1.26 * exact
+
+
+def test_a_draft_is_one_small_block() -> None:
+    sizes = Sizes.choose(LLAMA_8B, 4, 16, "bfloat16", 64, 256)
+    found = count(sizes, [(500, 5)])
+    assert found.weights == 8 * (4 + 4)
+    assert found.passes == found.weights * 16 * 4 // 8
 
 
 def test_a_window_is_all_that_is_read() -> None:

@@ -65,10 +65,11 @@ def _tile(sizes: Sizes, first: int, tokens: int, window: int) -> Count:
         if tokens == 1:
             total += _product(sizes, sizes.heads)
             continue
-        for block in range(0, tokens, sizes.block):
-            low, high = first + block, first + min(block + sizes.block, tokens) - 1
+        size = sizes.block_of(tokens)
+        for block in range(0, tokens, size):
+            low, high = first + block, first + min(block + size, tokens) - 1
             if start <= high and start + sizes.chunk + window > low + 1:
-                total += _product(sizes, sizes.block_rows)
+                total += _product(sizes, size * sizes.heads)
     return total
 
 

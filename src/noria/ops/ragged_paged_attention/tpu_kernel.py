@@ -72,6 +72,14 @@ class Span(NamedTuple):
     tiles: jax.Array  # of the row
 
 
+class Rows(NamedTuple):
+    """A block of a tile: its tokens, its rows in the matrices of a head, and its first token."""
+
+    tokens: Any
+    rows: Any
+    first: Any
+
+
 @dataclass(frozen=True)
 class Kernel:
     """What is fixed when it is compiled."""
@@ -126,9 +134,12 @@ class Kernel:
         def _() -> None:
             self._one_token(refs, span, chunk, slot, side)
 
-        @pl.when(span.count > 1)
-        def _() -> None:
-            self._many_tokens(refs, span, chunk, slot, side)
+        least = 1
+        for block in self.sizes.blocks:
+            is_last = block == self.sizes.blocks[-1]
+            fits = (span.count > least) if is_last else (span.count > least) & (span.count <= block)
+            pl.when(fits)(lambda block=block: self._many_tokens(refs, span, chunk, slot, side, block))
+            least = block
 
         @pl.when(last)
         def _() -> None:
@@ -288,14 +299,15 @@ class Kernel:
 
         lax.fori_loop(0, s.lines.heads // s.lines.heads_in_line, group, None)
 
-    def _many_tokens(self, refs: Refs, span: Span, chunk: Any, slot: Any, side: Any) -> None:
+    def _many_tokens(self, refs: Refs, span: Span, chunk: Any, slot: Any, side: Any, size: int) -> None:
+        """In blocks of `size` tokens."""
         s = self.sizes
-        blocks = lax.div(span.count + s.block - 1, s.block)
+        blocks = lax.div(span.count + size - 1, size)
         start = (span.first_page + chunk * s.pages) * s.block_size
 
         @pl.when(chunk == 0)
         def _() -> None:
-            self._each_block(blocks, lambda head, block: self._begin(refs, head, block, side))
+            self._each_block(blocks, lambda head, block: self._begin(refs, head, self._rows(block, size), side))
 
         def group(index: Any, _: None) -> None:
             valid = span.first + span.count - start
@@ -303,9 +315,9 @@ class Kernel:
                 refs.kv[0, within], refs.kv[1, within] = k, v
             for within in range(s.lines.heads_in_line):
                 head = index * s.lines.heads_in_line + within
-                scales = self._row_scales(refs, head, s.block_rows)
+                scales = self._row_scales(refs, head, size * s.heads)
                 work = lambda block, _, head=head, within=within, scales=scales: self._block(
-                    refs, span, start, head, within, block, scales
+                    refs, span, start, head, within, self._rows(block, size), scales
                 )
                 lax.fori_loop(0, blocks, work, None)
 
@@ -313,7 +325,7 @@ class Kernel:
 
         @pl.when(chunk + 1 == span.chunks)
         def _() -> None:
-            self._each_block(blocks, lambda head, block: self._end(refs, head, block, side))
+            self._each_block(blocks, lambda head, block: self._end(refs, head, self._rows(block, size), side))
 
     def _each_block(self, blocks: Any, work: Callable[[Any, Any], None]) -> None:
         def head(index: Any, _: None) -> None:
@@ -321,35 +333,35 @@ class Kernel:
 
         lax.fori_loop(0, self.sizes.lines.heads, head, None)
 
-    def _begin(self, refs: Refs, head: Any, block: Any, side: Any) -> None:
+    def _rows(self, block: Any, size: int) -> Rows:
+        rows = size * self.sizes.heads
+        return Rows(pl.ds(block * size, size), pl.ds(pl.multiple_of(block * rows, rows), rows), block * size)
+
+    def _begin(self, refs: Refs, head: Any, rows: Rows, side: Any) -> None:
         """The queries of a block as one matrix, and the state before any key."""
-        s = self.sizes
-        at = (head, pl.ds(pl.multiple_of(block * s.block_rows, s.block_rows), s.block_rows))
-        q = refs.q_buf[side, pl.ds(block * s.block, s.block), head].astype(jnp.float32)
-        refs.folded[at] = q.reshape(s.block_rows, -1).astype(refs.folded.dtype)
-        refs.top[at] = jnp.full((s.block_rows, LANES), MASKED, jnp.float32)
-        refs.total[at] = jnp.zeros((s.block_rows, LANES), jnp.float32)
-        refs.acc[at] = jnp.zeros((s.block_rows, refs.acc.shape[2]), jnp.float32)
+        at, count = (head, rows.rows), rows.rows.size
+        q = refs.q_buf[side, rows.tokens, head].astype(jnp.float32)
+        refs.folded[at] = q.reshape(count, -1).astype(refs.folded.dtype)
+        refs.top[at] = jnp.full((count, LANES), MASKED, jnp.float32)
+        refs.total[at] = jnp.zeros((count, LANES), jnp.float32)
+        refs.acc[at] = jnp.zeros((count, refs.acc.shape[2]), jnp.float32)
 
-    def _end(self, refs: Refs, head: Any, block: Any, side: Any) -> None:
-        s = self.sizes
-        at = (head, pl.ds(pl.multiple_of(block * s.block_rows, s.block_rows), s.block_rows))
-        acc = refs.acc[at]
-        result = acc / across(refs.total[at], acc.shape[1])
-        result = result.reshape(s.block, s.heads, -1).astype(refs.out_buf.dtype)
-        refs.out_buf[side, pl.ds(block * s.block, s.block), head] = result
+    def _end(self, refs: Refs, head: Any, rows: Rows, side: Any) -> None:
+        acc = refs.acc[head, rows.rows]
+        result = acc / across(refs.total[head, rows.rows], acc.shape[1])
+        result = result.reshape(rows.tokens.size, self.sizes.heads, -1).astype(refs.out_buf.dtype)
+        refs.out_buf[side, rows.tokens, head] = result
 
-    def _block(self, refs: Refs, span: Span, start: Any, head: Any, within: int, block: Any, scales: Any) -> None:
+    def _block(self, refs: Refs, span: Span, start: Any, head: Any, within: int, rows: Rows, scales: Any) -> None:
         """A block's scores with a chunk, unless none of its tokens sees any of it."""
         s, window = self.sizes, refs.place[3]
-        first = span.first + block * s.block
-        last = jnp.minimum(first + s.block, span.first + span.count) - 1
+        first = span.first + rows.first
+        last = jnp.minimum(first + rows.tokens.size, span.first + span.count) - 1
 
         @pl.when((start <= last) & (start + s.chunk + window > first + 1))
         def _() -> None:
-            at = (head, pl.ds(pl.multiple_of(block * s.block_rows, s.block_rows), s.block_rows))
-            shape = (s.block_rows, s.chunk)
-            token = divide(lax.broadcasted_iota(jnp.int32, (s.block_rows, 1), 0), s.heads)
+            at, shape = (head, rows.rows), (rows.rows.size, s.chunk)
+            token = divide(lax.broadcasted_iota(jnp.int32, (shape[0], 1), 0), s.heads)
             age = first - start + token - self._token_of(lax.broadcasted_iota(jnp.int32, shape, 1))
             seen = (age >= 0) & (age < window)
             old = refs.top[at], refs.total[at], refs.acc[at]

@@ -10,6 +10,8 @@ from noria.ops.ragged_paged_attention.tpu_lines import LANES, Lines
 
 _CHUNK = 512  # tokens of the KV sequence that are fetched and used together
 _ROWS = 1024  # query rows per KV head of a tile: so many multiplications per byte that the MXU, not HBM, is the limit
+_BLOCK_ROWS = 256  # of a block: as many as a block of keys is wide in the MXU, so that loading it does not cost more
+_SHORT = 16  # tokens that are one small block, as those of a draft that is verified
 _KV_BYTES = 8 << 20  # of fast memory, for pages in use and pages under way
 _QUERY_BYTES = 24 << 20  # for the queries, their state and their results
 VMEM_LIMIT = 56 << 20  # of 64 MiB on tpu7x and 128 MiB on the others; what is over is for the compiler
@@ -25,7 +27,7 @@ class Sizes:
     block_size: int
     dtype: str  # of queries and results
     tile: int  # tokens
-    block: int  # tokens of a tile whose scores are computed together
+    blocks: tuple[int, ...]  # tokens of a tile whose scores are computed together: of short tiles, of all others
     pages: int  # of a chunk
 
     @property
@@ -38,9 +40,9 @@ class Sizes:
         """Tokens."""
         return self.pages * self.block_size
 
-    @property
-    def block_rows(self) -> int:
-        return self.block * self.heads
+    def block_of(self, tokens: int) -> int:
+        """For a tile of so many tokens, more than one."""
+        return next((block for block in self.blocks if tokens <= block), self.blocks[-1])
 
     @property
     def scratch_bytes(self) -> int:
@@ -54,12 +56,13 @@ class Sizes:
         heads, size = lines.side * group, jnp.dtype(dtype).itemsize
         longest = power_below(2 * table_width * block_size - 1)
         chunk = min(_CHUNK, power_below(_KV_BYTES // (8 * LANES * lines.lines)), max(longest, LANES))
-        block = max(16, power_below(LANES // heads))
+        block = max(_SHORT, power_below(_BLOCK_ROWS // heads))
         tile = power_below(max(block, _ROWS // heads))
-        while tile > block and tile * _token_bytes(lines, heads, size) > _QUERY_BYTES:
+        while tile > _SHORT and tile * _token_bytes(lines, heads, size) > _QUERY_BYTES:
             tile //= 2
-        tile = max(block, min(tile, power_below(2 * num_tokens - 1)))
-        return Sizes(lines, group, block_size, dtype, tile, block, max(1, chunk // block_size))
+        tile = max(_SHORT, min(tile, power_below(2 * num_tokens - 1)))
+        blocks = tuple(sorted({_SHORT, min(block, tile)}))
+        return Sizes(lines, group, block_size, dtype, tile, blocks, max(1, chunk // block_size))
 
 
 def _token_bytes(lines: Lines, heads: int, itemsize: int) -> int:
