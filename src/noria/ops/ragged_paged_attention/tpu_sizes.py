@@ -55,7 +55,7 @@ class Sizes:
         """num_tokens: of the batch. table_width: blocks of the longest sequence."""
         heads, size = lines.side * group, jnp.dtype(dtype).itemsize
         longest = power_below(2 * table_width * block_size - 1)
-        chunk = min(_CHUNK, power_below(_KV_BYTES // (8 * LANES * lines.lines)), max(longest, LANES))
+        chunk = max(LANES, min(_CHUNK, power_below(_KV_BYTES // (8 * LANES * lines.lines)), longest))
         block = max(_SHORT, power_below(_BLOCK_ROWS // heads))
         tile = power_below(max(block, _ROWS // heads))
         while tile > _SHORT and tile * _token_bytes(lines, heads, size) > _QUERY_BYTES:
