@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -111,21 +112,31 @@ def test_a_matrix_is_visited_for_its_rows_alone():
     ],
 )
 def test_blocks_fit_fast_memory(m, n, k, groups, matrix_bytes):
-    assert tpu.unsupported(n, k) is None
+    assert tpu.unsupported(n, k, 2, matrix_bytes) is None
     rows, columns = tpu.choose_sizes(m, n, k, groups, 2, matrix_bytes)
     assert n % columns == 0
     assert columns % 128 == 0
     used = 2 * rows * (2 * k + 4 * columns) + columns * k * (2 * matrix_bytes + (2 if matrix_bytes == 1 else 0))
     assert used <= 0.8 * tpu.VMEM_LIMIT
-    declared = tpu.cost(m, n, k, groups, 2, matrix_bytes, Sizes(rows, columns))
-    least = m * (2 * k + 4 * n) + groups * n * k * matrix_bytes
-    assert declared["bytes_accessed"] < 2 * least
+    shape = (m, n, k, groups, 2, matrix_bytes)
+    declared = tpu.cost(*shape, Sizes(rows, columns))["bytes_accessed"]
+    assert declared >= tpu.least_bytes(*shape)
+    if groups > 1:
+        assert declared < 1.75 * tpu.least_bytes(*shape)
+
+
+def test_the_linear_op_leaves_many_rows_to_xla():
+    weight = DenseWeight(
+        *(jax.ShapeDtypeStruct(s, d) for s, d in (((1, 8192, 28672), jnp.int8), ((1, 8192), jnp.float32)))
+    )
+    assert linear_tpu._fits(jax.ShapeDtypeStruct((16, 28672), jnp.bfloat16), weight)
+    assert not linear_tpu._fits(jax.ShapeDtypeStruct((512, 28672), jnp.bfloat16), weight)
 
 
 def test_what_the_kernel_does_not_take():
-    assert "no multiples of 128" in tpu.unsupported(100, 128)
-    assert "no multiples of 128" in tpu.unsupported(128, 100)
-    assert "too many for fast memory" in tpu.unsupported(128, 1 << 20)
+    assert "no multiples of 128" in tpu.unsupported(100, 128, 2, 2)
+    assert "no multiples of 128" in tpu.unsupported(128, 100, 2, 2)
+    assert "too many for fast memory" in tpu.unsupported(128, 1 << 20, 2, 2)
 
 
 def test_the_fastest_is_chosen():

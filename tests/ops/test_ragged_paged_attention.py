@@ -139,7 +139,7 @@ def prefill(world, op, **options):
 def test_equals_the_reference(op, dtype, cache_dtype, window, soft_cap):
     if dtype == "float16" and op is not OPS["xla"]:
         pytest.skip("native and the Pallas kernel compute in float32 and bfloat16")
-    if op is pallas and tpu.unsupported(32, dtype, cache_dtype, BLOCK, MAX_BLOCKS):
+    if op is pallas and tpu.unsupported(2, 32, dtype, cache_dtype, BLOCK, MAX_BLOCKS):
         pytest.skip("the Pallas kernel does not take it")
     cache, wanted = expected(dtype, cache_dtype, window, soft_cap)
     world = World(LENGTHS, dtype=dtype, cache_dtype=cache_dtype)

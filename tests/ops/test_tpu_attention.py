@@ -80,12 +80,13 @@ def test_tiles_fit_fast_memory(dtype, cache_dtype, head_dim, kv_heads, group):
 
 def test_what_it_does_not_take():
     unsupported = tpu.unsupported
-    assert unsupported(128, "bfloat16", "int8", 16, 512) is None
-    assert "activations in float16" in unsupported(128, "float16", "int8", 16, 512)
-    assert "a cache of float16" in unsupported(128, "bfloat16", "float16", 16, 512)
-    assert "heads of 320" in unsupported(320, "bfloat16", "bfloat16", 16, 512)
-    assert "block_size of 24" in unsupported(128, "bfloat16", "bfloat16", 24, 512)
-    assert "max_model_len of 100,000 blocks" in unsupported(128, "bfloat16", "bfloat16", 16, 100_000)
+    assert unsupported(8, 128, "bfloat16", "int8", 16, 512) is None
+    assert "activations in float16" in unsupported(8, 128, "float16", "int8", 16, 512)
+    assert "a cache of float16" in unsupported(8, 128, "bfloat16", "float16", 16, 512)
+    assert "heads of 320" in unsupported(8, 320, "bfloat16", "bfloat16", 16, 512)
+    assert "block_size of 24" in unsupported(8, 128, "bfloat16", "bfloat16", 24, 512)
+    assert "71 KV heads in int8" in unsupported(71, 64, "bfloat16", "int8", 16, 512)
+    assert "max_model_len of 100,000 blocks" in unsupported(8, 128, "bfloat16", "bfloat16", 16, 100_000)
 
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2}
@@ -168,8 +169,7 @@ def test_values_of_other_dtypes_are_converted_as_the_contract_says():
     """Large values saturate, as in the other back ends: what is packed comes from the same functions."""
     lines = Lines(1, 128, "fp8_e4m3")
     new = jnp.full((1, 1, 128), 1e6, jnp.bfloat16)
-    cache = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), lines.abstract(1, 8))
-    words, _ = tpu._new_words(new, -new, cache, jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32), lines)
+    words, _ = tpu._new_words(new, -new, lines)
     k, v = (np.asarray(bits).view(CACHE_DTYPES["fp8_e4m3"]).astype(np.float32) for bits in lines.unpack(words))
     assert (k == 448).all()
     assert (v == -448).all()

@@ -31,9 +31,10 @@ def _attention(config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_d
     choice = _choice(config, "attention_backend", dtype, platform)
     if choice not in ("auto", "pallas"):
         return choice
+    heads = model.num_kv_heads, model.head_dim
     why = (
         f"it needs a TPU, not {platform}" if platform != "tpu"
-        else tpu.unsupported(model.head_dim, dtype, cache_dtype, config.block_size, _num_blocks(config))
+        else tpu.unsupported(*heads, dtype, cache_dtype, config.block_size, _num_blocks(config))
     )  # fmt: skip
     if choice == "auto":
         if why is not None and platform == "tpu":

@@ -40,11 +40,11 @@ class Sizes(NamedTuple):
     columns: int  # outputs of a block of a matrix
 
 
-def unsupported(n: int, k: int) -> str | None:
-    """Why the kernel cannot be had for matrices [n, k]; None when it can."""
+def unsupported(n: int, k: int, itemsize: int, matrix_itemsize: int) -> str | None:
+    """Why the kernel cannot be had for matrices [n, k]; None when it can. itemsize: of rows."""
     if n % _LANES or k % _LANES:
         return f"matrices of {n} by {k}, which are no multiples of {_LANES}"
-    if _columns(n, k, 4, converted=4) is None:
+    if _columns(n, k, itemsize, matrix_itemsize) is None:
         return f"matrices of {k} inputs, too many for fast memory"
     return None
 
@@ -52,8 +52,7 @@ def unsupported(n: int, k: int) -> str | None:
 def choose_sizes(m: int, n: int, k: int, groups: int, itemsize: int, matrix_itemsize: int) -> Sizes:
     """itemsize: of rows and of what is multiplied. Tiles of about the rows of a group: smaller ones would load the MXU
     with the same block again, larger ones would multiply more rows that belong to other groups."""
-    converted = itemsize if matrix_itemsize < itemsize else 0
-    columns = _columns(n, k, matrix_itemsize, converted)
+    columns = _columns(n, k, itemsize, matrix_itemsize)
     assert columns is not None, "unsupported comes first"
     rows = _LANES
     while rows < min(_MAX_TILE, m // groups):
@@ -63,12 +62,13 @@ def choose_sizes(m: int, n: int, k: int, groups: int, itemsize: int, matrix_item
     return Sizes(max(rows, 32 // itemsize), columns)
 
 
-def _columns(n: int, k: int, itemsize: int, converted: int) -> int | None:
+def _columns(n: int, k: int, itemsize: int, matrix_itemsize: int) -> int | None:
     """The largest that divides n and fits."""
+    converted = itemsize if matrix_itemsize < itemsize else 0
     fitting = [
         size
         for size in range(_LANES, n + 1, _LANES)
-        if n % size == 0 and size * k * (2 * itemsize + converted) <= _MATRIX_BYTES
+        if n % size == 0 and size * k * (2 * matrix_itemsize + converted) <= _MATRIX_BYTES
     ]
     return max(fitting, default=None)
 
@@ -137,8 +137,13 @@ def grouped_matmul(
     return call(*visits, x, matrices, *scales)
 
 
+def least_bytes(m: int, n: int, k: int, groups: int, itemsize: int, matrix_itemsize: int) -> int:
+    """That any product of this kind must read and write."""
+    return m * k * itemsize + groups * n * k * matrix_itemsize + m * n * 4
+
+
 def cost(m: int, n: int, k: int, groups: int, itemsize: int, matrix_itemsize: int, sizes: Sizes) -> dict[str, int]:
-    """What is declared to the compiler: every group has rows, their number is that which makes the most visits."""
+    """What is declared to the compiler, of groups that all have rows: rows are read for each block of a matrix."""
     blocks = n // sizes.columns
     return {
         "flops": 2 * m * n * k,

@@ -17,16 +17,26 @@ from noria.ops.grouped_matmul import tpu as grouped
 from noria.ops.linear import xla
 from noria.ops.linear.types import DenseWeight
 
-_MAX_ROWS = 512  # with more, reading them again for each block of a matrix costs more than the matrix
+_MOST = 1.25  # of the bytes that no product can avoid
 
 
 def _product(x: jax.Array, weight: DenseWeight, layer: jax.Array, *, interpret: Any = False) -> jax.Array:
     """See xla.product."""
-    fits = grouped.unsupported(weight.out_features, weight.in_features) is None
-    if weight.scale is None or not fits or x.shape[0] > _MAX_ROWS:
+    if weight.scale is None or not _fits(x, weight):
         return xla.product(x, weight, layer)
     counts = jnp.full(1, x.shape[0], jnp.int32)
     return grouped.grouped_matmul(x, weight.data, counts, layer, weight.scale, interpret=interpret)
+
+
+def _fits(x: jax.Array, weight: DenseWeight) -> bool:
+    """Not where many rows would be read again for each block of a matrix."""
+    matrix = weight.out_features, weight.in_features
+    itemsizes = x.dtype.itemsize, weight.data.dtype.itemsize
+    if grouped.unsupported(*matrix, *itemsizes) is not None:
+        return False
+    shape = (x.shape[0], *matrix, 1, *itemsizes)
+    found = grouped.cost(*shape, grouped.choose_sizes(*shape))["bytes_accessed"]
+    return found <= _MOST * grouped.least_bytes(*shape)
 
 
 linear = partial(xla.linear, product=_product)

@@ -7,7 +7,6 @@ tpu_lines.py for how the cache lies, which is another way than elsewhere.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -24,10 +23,13 @@ _MAX_BLOCKS = 64 << 10  # of a sequence; the tables of two are in the memory of 
 _DTYPES = ("float32", "bfloat16")  # of queries
 _CACHE_DTYPES = ("float32", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8")
 _MAX_HEAD_DIM = 256
+_MAX_INT8_HEADS = 64  # whose scales fill a line
 
 
-def unsupported(head_dim: int, dtype: str, cache_dtype: str, block_size: int, num_blocks: int) -> str | None:
-    """Why the kernel cannot be had; None when it can. num_blocks: of the longest sequence."""
+def unsupported(
+    kv_heads: int, head_dim: int, dtype: str, cache_dtype: str, block_size: int, num_blocks: int
+) -> str | None:
+    """Why the kernel cannot be had; None when it can. kv_heads: of one device; num_blocks: of the longest sequence."""
     if dtype not in _DTYPES:
         return f"activations in {dtype}"
     if cache_dtype not in _CACHE_DTYPES:
@@ -36,6 +38,8 @@ def unsupported(head_dim: int, dtype: str, cache_dtype: str, block_size: int, nu
         return f"heads of {head_dim}, more than {_MAX_HEAD_DIM}"
     if block_size < 8 or block_size > LANES or block_size & (block_size - 1):
         return f"a block_size of {block_size}, which is not 8, 16, 32, 64 or 128"
+    if cache_dtype == "int8" and kv_heads > _MAX_INT8_HEADS:
+        return f"{kv_heads} KV heads in int8, more than {_MAX_INT8_HEADS}"
     if num_blocks > _MAX_BLOCKS:
         return f"a max_model_len of {num_blocks:,} blocks, more than {_MAX_BLOCKS:,}"
     return None
@@ -64,10 +68,13 @@ def ragged_paged_attention(
     rows = jnp.minimum(batch.token_rows, batch.seq_lens.shape[0] - 1)
     pages = batch.block_tables[layer.group, rows, batch.positions // cache.block_size]
     pages = layer.offset + jnp.where(batch.token_rows < batch.seq_lens.shape[0], pages, 0)  # [T]
-    new, cache = _new_words(k, v, cache, pages, batch.positions, lines)
-    out, data = _call(
+    new, new_scale = _new_words(k, v, lines)
+    if cache.scale is not None:
+        assert new_scale is not None
+        new_scale = _scale_lines(new_scale, cache.scale, pages, batch, lines, cache.block_size)
+    out, cache = _call(
         _arrange(q, lines),
-        new,
+        (new, new_scale),
         pages,
         cache,
         batch,
@@ -77,23 +84,39 @@ def ragged_paged_attention(
         soft_cap=soft_cap,
         interpret=interpret,
     )
-    return _restore(out, q.shape, lines), dataclasses.replace(cache, data=data)
+    return _restore(out, q.shape, lines), cache
 
 
-def _new_words(
-    k: jax.Array, v: jax.Array, cache: KVCache, pages: jax.Array, positions: jax.Array, lines: Lines
-) -> tuple[jax.Array, KVCache]:
-    """The step's keys and values as lines [T, lines, 128], and the cache with their scales in it. pages: [T]."""
-    if cache.scale is None:
-        k, v = (saturated(values, CACHE_DTYPES[cache.dtype]) for values in (k, v))
-    else:
+def _new_words(k: jax.Array, v: jax.Array, lines: Lines) -> tuple[jax.Array, jax.Array | None]:
+    """The step's keys and values as lines [T, lines, 128], and for int8 their scales [T, kv_heads, 2]."""
+    scale = None
+    if lines.dtype == "int8":
         (k, k_scale), (v, v_scale) = quantized(k), quantized(v)
-        size = cache.block_size
-        line, lane = (place[positions % size] for place in lines.scale_place(size))  # [T, kv_heads, 2]
-        place = (pages[:, None, None], jnp.zeros_like(line), line, lane)
-        cache = dataclasses.replace(cache, scale=cache.scale.at[place].set(jnp.stack([k_scale, v_scale], axis=2)))
+        scale = jnp.stack([k_scale, v_scale], axis=2)
+    else:
+        k, v = (saturated(values, CACHE_DTYPES[lines.dtype]) for values in (k, v))
     unsigned = jnp.dtype(f"uint{32 // lines.packing}")
-    return lines.pack(*(lax.bitcast_convert_type(values, unsigned) for values in (k, v))), cache
+    return lines.pack(*(lax.bitcast_convert_type(values, unsigned) for values in (k, v))), scale
+
+
+def _scale_lines(
+    new: jax.Array, old: jax.Array, pages: jax.Array, batch: RaggedBatch, lines: Lines, block_size: int
+) -> jax.Array:
+    """For each token the line of its scales as it is after the step: with those of its neighbours in the batch, and
+    for others what the cache has.
+
+    new: [T, kv_heads, 2]; old: the cache's scales; pages: [T]. -> float32 [T, 1, 128].
+    """
+    tokens, together, width = new.shape[0], lines.scale_tokens(block_size), lines.scale_width
+    words = jnp.pad(new, ((0, 0), (0, width // 2 - lines.kv_heads), (0, 0))).reshape(tokens, width)
+    place = batch.positions % together
+    neighbours = jnp.arange(tokens)[:, None] + jnp.arange(together) - place[:, None]  # [T, together]
+    inside = jnp.clip(neighbours, 0, tokens - 1)
+    is_new = (inside == neighbours) & (batch.token_rows[inside] == batch.token_rows[:, None])
+    kept = old[pages, 0, batch.positions % block_size // together]  # [T, 128]
+    kept = kept[:, : together * width].reshape(tokens, together, width)
+    both = jnp.where(is_new[..., None], words[inside], kept).reshape(tokens, -1)
+    return jnp.pad(both, ((0, 0), (0, LANES - both.shape[1])))[:, None]
 
 
 def _arrange(q: jax.Array, lines: Lines) -> jax.Array:
@@ -122,7 +145,7 @@ def _restore(out: jax.Array, shape: tuple[int, ...], lines: Lines) -> jax.Array:
 
 def _call(
     q: jax.Array,
-    new: jax.Array,
+    new: tuple[jax.Array, jax.Array | None],
     pages: jax.Array,
     cache: KVCache,
     batch: RaggedBatch,
@@ -132,47 +155,46 @@ def _call(
     scale: float,
     soft_cap: float | None,
     interpret: Any,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, KVCache]:
     # Here, because their import takes longer than all of noria's, and CPUs have no use for it.
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
-    from noria.ops.ragged_paged_attention import tpu_kernel
+    from noria.ops.ragged_paged_attention.tpu_attend import Attend
+    from noria.ops.ragged_paged_attention.tpu_copies import Copies
+    from noria.ops.ragged_paged_attention.tpu_kernel import Kernel
+    from noria.ops.ragged_paged_attention.tpu_refs import HAS_NONE, HAS_SCALES, Refs
 
     table = jnp.pad(batch.block_tables, ((0, 0), (0, 0), (0, -batch.block_tables.shape[2] % LANES)))
     table = table.reshape(*table.shape[:2], -1, LANES)
-    kernel = tpu_kernel.Kernel(sizes, scale, soft_cap, bool(interpret))
-    scales = [] if cache.scale is None else [cache.scale]
-    scalars = (
-        batch.query_start,
-        batch.seq_lens,
-        pages,
-        jnp.stack([batch.distribution[2], layer.group, layer.offset, layer.window]),
-    )
+    place = jnp.stack([batch.distribution[2], layer.group, layer.offset, layer.window])
+    scalars = (batch.query_start, batch.seq_lens, pages, place)
+    given = [array for array in (*new, table) if array is not None]
+    updated = [array for array in (q, cache.data, cache.scale) if array is not None]
+    kernel = Kernel(Copies(sizes), Attend(sizes, scale, soft_cap, bool(interpret)))
 
     def body(*refs: Any) -> None:
-        first, rest = refs[:7], refs[8:]  # the eighth is the cache as an input, which is the output
-        scale_ref, rest = (rest[0], rest[1:]) if scales else (None, rest)
-        out_ref, cache_ref, *scratch = rest
-        if not scales:
-            scratch[3:3] = [None, None]
-        kernel(tpu_kernel.Refs(*first, scale_ref, out_ref, cache_ref, *scratch))
+        first, rest = refs[: len(scalars)], refs[len(scalars) :]
+        inputs, rest = rest[: len(given)], rest[len(given) :]
+        before, after, scratch = rest[0], rest[len(updated) : 2 * len(updated)], rest[2 * len(updated) :]
+        names = HAS_SCALES if cache.scale is not None else HAS_NONE
+        kernel(Refs(**dict(zip(names, (*first, *inputs, before, *after, *scratch), strict=True))))
 
     # Of a batch nothing is known but its shape.
     cost = tpu_cost.largest(sizes, q.shape[0], batch.seq_lens.shape[0], batch.block_tables.shape[2])
-    anywhere = pl.BlockSpec(memory_space=pl.ANY)
-    operands = (q, new, table, cache.data, *scales)
+    anywhere, in_hbm = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec(memory_space=pltpu.HBM)
+    places = [anywhere, *[in_hbm] * (len(updated) - 1)]  # queries and results may be in fast memory already
     call = pl.pallas_call(
         body,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(1,),
-            in_specs=[anywhere] * len(operands),
-            out_specs=[anywhere] * 2,
+            in_specs=[anywhere] * len(given) + places,
+            out_specs=places,
             scratch_shapes=_scratch(pltpu, sizes, cache, table.shape[2]),
         ),
-        out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (q, cache.data)],
-        input_output_aliases={len(scalars): 0, len(scalars) + 3: 1},
+        out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in updated],
+        input_output_aliases={len(scalars) + len(given) + index: index for index in range(len(updated))},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_LIMIT, disable_bounds_checks=True
         ),
@@ -180,20 +202,21 @@ def _call(
         interpret=interpret,
         name="noria_ragged_paged_attention",
     )
-    return call(*scalars, *operands)
+    out, *arrays = call(*scalars, *given, *updated)
+    return out, KVCache(arrays[0], arrays[1] if len(arrays) > 1 else None, cache.dtype)
 
 
 def _scratch(pltpu: Any, sizes: Sizes, cache: KVCache, table_lines: int) -> list[Any]:
-    """In the order of tpu_kernel.Refs."""
+    """In the order of tpu_refs' names."""
     lines, dtype = sizes.lines, jnp.dtype(sizes.dtype)
     queries = (2, sizes.tile, lines.heads, sizes.heads, lines.width)
     rows = (lines.heads, sizes.tile * sizes.heads)
     scales = []
     if cache.scale is not None:
-        count = cache.scale.shape[2]
+        count, width = cache.scale.shape[2], lines.scale_width
         scales = [
             pltpu.VMEM((2, sizes.pages, count, LANES), jnp.float32),
-            pltpu.VMEM((count * LANES, sizes.chunk), jnp.float32),
+            pltpu.VMEM((sizes.chunk // LANES, count * LANES // width, width, LANES), jnp.float32),
         ]
     return [
         pltpu.VMEM(queries, dtype),
@@ -208,5 +231,5 @@ def _scratch(pltpu: Any, sizes: Sizes, cache: KVCache, table_lines: int) -> list
         pltpu.SMEM((2, table_lines, LANES), jnp.int32),
         pltpu.SMEM((2,), jnp.int32),
         *(pltpu.SemaphoreType.DMA((2,)) for _ in range(4)),
-        pltpu.SemaphoreType.DMA,
+        *(pltpu.SemaphoreType.DMA for _ in range(2)),
     ]

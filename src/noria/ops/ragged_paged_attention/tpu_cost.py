@@ -50,7 +50,11 @@ def count(sizes: Sizes, rows: Iterable[tuple[int, int]], window: int = FULL_ATTE
         first = max(0, computed - window + 1) // sizes.block_size
         last = -(-(computed + tokens) // sizes.block_size)
         lines = -(-last // LANES) - first // LANES
-        total += Count(cache_written=tokens * sizes.lines.lines * _LINE, tables=lines * _LINE)
+        written = tokens * sizes.lines.lines
+        if sizes.lines.dtype == "int8":
+            together = sizes.lines.scale_tokens(sizes.block_size)
+            written += (computed + tokens - 1) // together - computed // together + 1
+        total += Count(cache_written=written * _LINE, tables=lines * _LINE)
     return total
 
 

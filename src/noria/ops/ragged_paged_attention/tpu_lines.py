@@ -70,9 +70,18 @@ class Lines:
         count = self.heads // self.heads_in_line * self.lines_of_head
         return _power_of_two(count) if count < 8 else _round_up(count, 8)
 
+    @property
+    def scale_width(self) -> int:
+        """Words of a token's scales, of keys and values of each KV head."""
+        return 2 * _power_of_two(self.heads * self.side)
+
+    def scale_tokens(self, block_size: int) -> int:
+        """Of a line of scales."""
+        return min(LANES // self.scale_width, block_size)
+
     def scale_lines(self, block_size: int) -> int:
-        """Of a block's scales: kv_heads times keys and values, each block_size tokens side by side."""
-        count = -(-self.heads * self.side * 2 * block_size // LANES)
+        """Of a block, which holds the scales of its tokens one after the other."""
+        count = -(-self.scale_width * block_size // LANES)
         return _power_of_two(count) if count < 8 else _round_up(count, 8)
 
     def abstract(self, rows: int, block_size: int, devices: int = 1) -> KVCache:
@@ -126,7 +135,7 @@ class Lines:
     def scale_place(self, block_size: int) -> tuple[jax.Array, jax.Array]:
         """Line and lane of each scale: two of int32 [block_size, kv_heads, 2]."""
         token = jnp.arange(block_size)[:, None, None]
-        place = (jnp.arange(self.kv_heads)[:, None] * 2 + jnp.arange(2)) * block_size + token
+        place = token * self.scale_width + jnp.arange(self.kv_heads)[:, None] * 2 + jnp.arange(2)
         return place // LANES, place % LANES
 
 
