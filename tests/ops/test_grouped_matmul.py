@@ -126,11 +126,10 @@ def test_blocks_fit_fast_memory(m, n, k, groups, matrix_bytes):
 
 
 def test_the_linear_op_leaves_many_rows_to_xla():
-    weight = DenseWeight(
-        *(jax.ShapeDtypeStruct(s, d) for s, d in (((1, 8192, 28672), jnp.int8), ((1, 8192), jnp.float32)))
-    )
-    assert linear_tpu._fits(jax.ShapeDtypeStruct((16, 28672), jnp.bfloat16), weight)
-    assert not linear_tpu._fits(jax.ShapeDtypeStruct((512, 28672), jnp.bfloat16), weight)
+    shape = jax.ShapeDtypeStruct
+    weight = DenseWeight(shape((1, 8192, 28672), jnp.int8), shape((1, 8192), jnp.float32))
+    assert linear_tpu._fits(shape((16, 28672), jnp.bfloat16), weight)
+    assert not linear_tpu._fits(shape((512, 28672), jnp.bfloat16), weight)
 
 
 def test_what_the_kernel_does_not_take():
