@@ -116,6 +116,7 @@ def test_the_kernel_copies_what_is_counted(window: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(tpu_sizes, "_CHUNK", 128)
     monkeypatch.setattr(tpu_sizes, "_ROWS", 96)
     world = World([200, 60, 133])
+    world.cache = jax.tree.map(np.zeros_like, world.cache)
     world.run(op, [(0, 199, 200), (1, 0, 60), (2, 100, 133)], num_tokens=128, num_rows=4, layer=address(window))
     jax.effects_barrier()
     sizes = Sizes.choose(Lines(2, 32, "float32"), 3, 16, "float32", 128, 14)
