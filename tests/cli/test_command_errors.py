@@ -44,7 +44,10 @@ Noria = Callable[..., Outcome]
         (["pull"], "NAME is missing"),
         (["run", "m", "-p", "x", "--logit-bias", "3"], "--logit-bias must be a token id and a number, as in 17=-2.5"),
         (["rnu"], "unknown command rnu; did you mean run?"),
-        (["everything"], "unknown command everything; commands: run, chat, serve, batch, compile, bench, pull, env"),
+        (
+            ["everything"],
+            "unknown command everything; commands: run, chat, serve, batch, compile, plan, bench, pull, env",
+        ),
     ],
 )
 def test_a_wrong_command_line(noria: Noria, args: list[str], message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from noria.errors import WeightsError
 
 def bundled() -> tuple[str, ...]:
     """Names of the models whose configs come with the package."""
-    folder = resources.files(__package__) / "configs"
+    folder = _folder()
     return tuple(sorted(file.name.removesuffix(".json") for file in folder.iterdir() if file.name.endswith(".json")))
 
 
@@ -28,7 +29,7 @@ def load_config(model: str) -> Mapping[str, Any]:
     if path.is_file():
         text, name = path.read_text(encoding="utf-8"), str(path)
     elif model in bundled():
-        text = (resources.files(__package__) / "configs" / f"{model}.json").read_text(encoding="utf-8")
+        text = (_folder() / f"{model}.json").read_text(encoding="utf-8")
         name = model
     else:
         raise WeightsError(
@@ -41,3 +42,7 @@ def load_config(model: str) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise WeightsError(f"{name} must hold a JSON object")
     return config
+
+
+def _folder() -> Traversable:
+    return resources.files("noria.aot") / "configs"

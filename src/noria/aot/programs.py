@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -55,7 +57,7 @@ def _compile(key: Hashable, job: Callable[[], Any], num_layers: int, mesh: Mesh)
     begin = time.perf_counter()
     try:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # Pallas asks it which chip to compile for
-            program = job()
+            program, text = _compile_with_text(job())
     except Exception as error:  # the compiler's verdict, whatever its type
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         return ProgramFigures(name=str(name), bucket=bucket, seconds=time.perf_counter() - begin, error=reason)
@@ -64,7 +66,7 @@ def _compile(key: Hashable, job: Callable[[], Any], num_layers: int, mesh: Mesh)
     # The compiler counts the body of a loop once. A forward pass is a loop over the layers, and next to nothing is
     # outside of it; of a burst nobody knows the length.
     times = {"forward": num_layers, "decode": None}.get(str(name), 1)
-    exchanged = tuple(exchanges(program.as_text() or ""))
+    exchanged = tuple(exchanges(text))
     return ProgramFigures(
         name=str(name),
         bucket=bucket,
@@ -76,3 +78,11 @@ def _compile(key: Hashable, job: Callable[[], Any], num_layers: int, mesh: Mesh)
         exchanges=exchanged,
         sent=bytes_sent(exchanged, mesh.size),
     )
+
+
+def _compile_with_text(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
+    """The compiler writes the text itself: JAX's own reader does not know every instruction that libtpu makes."""
+    with tempfile.TemporaryDirectory(prefix="noria-plan-") as folder:
+        program = lowered.compile({"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+        (path,) = Path(folder).glob("*.after_optimizations.txt")
+        return program, path.read_text(encoding="utf-8")

@@ -42,7 +42,8 @@ def main(args: Sequence[str]) -> int:
         engine=options.engine_options(tensor_parallel_size=0),
     )
     values = options.values_of(chosen.engine)
-    config = EngineConfig(model=chosen.model, **values | {"tensor_parallel_size": values["tensor_parallel_size"] or 1})
+    size = values.pop("tensor_parallel_size")
+    config = EngineConfig(model=chosen.model, **values, tensor_parallel_size=size or 1)
     # jax comes with the rest; errors of the options come first, and libtpu reads the environment when it is loaded.
     from noria.aot.topologies import parse_topology
 
@@ -54,7 +55,7 @@ def main(args: Sequence[str]) -> int:
     for name, value in ENVIRONMENT:
         os.environ.setdefault(name, value)
     model = load_config(chosen.model)
-    if not values["tensor_parallel_size"]:
+    if not size:
         config = dataclasses.replace(config, tensor_parallel_size=default_size(model, topology))
     with counting_bar("compiling") as progress:
         plan = make_plan(config, model, topology, context=chosen.context, progress=progress)

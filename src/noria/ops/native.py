@@ -62,12 +62,14 @@ def load(path: Path = LIBRARY) -> NativeLibrary | str:
 
 
 def uninitialized(shapes: Any) -> Any:
-    """Arrays of a pytree of shapes (jax.ShapeDtypeStruct) on the CPU, whatever their memory holds.
+    """Arrays of a pytree of shapes (jax.ShapeDtypeStruct) on the CPU, whatever their memory holds; committed to the
+    devices of those that name some.
 
     The system gives large arrays pages that cost nothing until somebody writes to them.
     """
     leaves, treedef = jax.tree.flatten(shapes)
-    return jax.tree.unflatten(treedef, jax.jit(lambda: jax.ffi.ffi_call("noria_uninitialized", leaves)())())
+    make = lambda: jax.ffi.ffi_call("noria_uninitialized", leaves)()
+    return jax.tree.unflatten(treedef, jax.jit(make, out_shardings=[leaf.sharding for leaf in leaves])())
 
 
 def _declare(handle: ctypes.CDLL) -> None:

@@ -32,7 +32,7 @@ class MeshShape:
     @property
     def axes(self) -> dict[str, int]:
         """Two of them unless the other two are used."""
-        every = dict(zip(AXES, (self.data, self.attention_data, self.expert, self.model)))
+        every: dict[str, int] = dict(zip(AXES, (self.data, self.attention_data, self.expert, self.model)))
         if self.attention_data == self.expert == 1:
             return {DATA: self.data, MODEL: self.model}
         return every

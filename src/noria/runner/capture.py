@@ -54,13 +54,13 @@ class Programs:
         threads: int,
         progress: Callable[[int, int], None] | None = None,
     ) -> CaptureReport:
-        """Runs the jobs, which lower and compile one program each, in parallel."""
+        """Runs the jobs, which lower one program each, and compiles it; in parallel."""
         begin = time.perf_counter()
 
         def run(job: Callable[[], Any]) -> tuple[Any, CompileCount]:
             count = CompileCount()
             with self._watch.watch(count):
-                return job(), count
+                return job().compile(), count
 
         pool = ThreadPoolExecutor(threads, thread_name_prefix="noria-compile")
         try:
@@ -77,7 +77,7 @@ class Programs:
         return CaptureReport(len(jobs), self.start.compiled, time.perf_counter() - begin)
 
     def call(self, key: Hashable, job: Callable[[], Any], *arguments: Any) -> Any:
-        """Runs the program `key`; `job` compiles it should warm-up have missed it.
+        """Runs the program `key`; `job` lowers it should warm-up have missed it.
 
         Raises CompileError in strict mode when anything had to compile.
         """
@@ -88,7 +88,7 @@ class Programs:
                 if self._strict:
                     self.after_warmup.programs += 1
                     raise CompileError(f"program {key} was not compiled at start")
-                program = self._compiled[key] = job()
+                program = self._compiled[key] = job().compile()
             result = program(*arguments)
         if self.after_warmup.programs != before:
             shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(arguments[-1:])]

@@ -227,7 +227,7 @@ class ModelRunner:
         return self._programs.capture(self.jobs(), self.config.compile_threads, progress)
 
     def jobs(self) -> Jobs:
-        """By name and bucket, functions that compile one program each: all that serving needs."""
+        """By name and bucket, functions that lower one program each: all that serving needs."""
         c, jobs = self.config, Jobs()
         sizes = (c.max_model_len, c.max_num_batched_tokens, c.num_scheduler_steps)
         steps = list(made_up_steps(self.shape, self.buckets, *sizes))
@@ -348,16 +348,16 @@ class ModelRunner:
 
     def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:
         packed = self.placement.host(inputs.forward)
-        return lambda: self._forward.lower(self._weights, self._cache, self._sampled, packed).compile()
+        return lambda: self._forward.lower(self._weights, self._cache, self._sampled, packed)
 
     def _decode_job(self, inputs: StepInputs) -> Callable[[], Any]:
         packed = self.placement.host((inputs.forward, inputs.sample))
-        return lambda: self._decode.lower(self._weights, self._cache, self._sampled, *packed).compile()
+        return lambda: self._decode.lower(self._weights, self._cache, self._sampled, *packed)
 
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
         rows = jax.ShapeDtypeStruct((self.shape.num_rows, self.model.config.hidden_size), self.dtype)
         arguments = self.placement.host((rows, inputs.sample))
-        return lambda: self._sample.lower(self._weights, *arguments).compile()
+        return lambda: self._sample.lower(self._weights, *arguments)
 
 
 def _check_rounding(config: ResolvedConfig, weights: Any) -> None:

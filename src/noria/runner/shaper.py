@@ -53,7 +53,7 @@ class Shaper:
         self._score = jax.jit(steps.score_prompt, out_shardings=whole)
 
     def jobs(self, weights: Any, made_up: Iterable[StepInputs]) -> Jobs:
-        """What warm-up compiles for these steps."""
+        """What warm-up lowers and compiles for these steps."""
         jobs: Jobs = {
             "tables": self._tables_job,
             "edit": self._edit_job,
@@ -125,23 +125,23 @@ class Shaper:
     def _tables_job(self) -> Any:
         zeros = lambda: jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), self._shapes)
         places = jax.tree.map(lambda shape: shape.sharding, self._shapes)
-        return jax.jit(zeros, out_shardings=places).lower().compile()
+        return jax.jit(zeros, out_shardings=places).lower()
 
     def _edit_job(self) -> Any:
-        return self._edit.lower(self._shapes, self._placement.host(empty_edit())).compile()
+        return self._edit.lower(self._shapes, self._placement.host(empty_edit()))
 
     def _sample_job(self, weights: Any, inputs: StepInputs) -> Callable[[], Any]:
         mask = jax.ShapeDtypeStruct((inputs.num_rows, self.mask_width), jnp.int32)
         packed = self._placement.host((inputs.sample, inputs.shaping, mask))
         arguments = (weights, self._states(self._num_rows), self._shapes, self._sampled, *packed)
-        return lambda: self._sample.lower(*arguments).compile()
+        return lambda: self._sample.lower(*arguments)
 
     def _pick_job(self, num_tokens: int) -> Callable[[], Any]:
-        return lambda: self._pick.lower(self._states(num_tokens), self._prompt_places()).compile()
+        return lambda: self._pick.lower(self._states(num_tokens), self._prompt_places())
 
     def _score_job(self, weights: Any) -> Callable[[], Any]:
         arguments = (weights, self._states(self._prompt_rows), self._prompt_places())
-        return lambda: self._score.lower(*arguments).compile()
+        return lambda: self._score.lower(*arguments)
 
     def _states(self, rows: int) -> Any:
         return self._placement.host(jax.ShapeDtypeStruct((rows, self._config.hidden_size), self._dtype))
