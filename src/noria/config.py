@@ -238,6 +238,7 @@ class EngineConfig:
     seed: int | None = None  # of random weights and of requests that bring no seed of their own
     device: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
     tensor_parallel_size: int = 1  # devices that share the matrices, heads and vocabulary of the model
+    expert_parallel_size: int = 1  # times as many devices, each of which has some of the experts whole
     device_order: tuple[int, ...] = ()  # ids of the devices to use, in the order of the shards; (): as they come
 
     max_model_len: int | None = None  # tokens of prompt and output together
@@ -277,7 +278,7 @@ class EngineConfig:
             if not is_a(value, kind):
                 raise ConfigError(f"{field} must be {describe(kind)}, not {value!r}")
         positive = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks_override")
-        for name in (*positive, "kv_cache_memory_bytes", "compile_threads", "tensor_parallel_size"):
+        for name in (*positive, "kv_cache_memory_bytes", "compile_threads", *_PARALLEL):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
@@ -294,6 +295,11 @@ class EngineConfig:
             raise ConfigError(f"extra_token_buckets must be sizes of at least 2, not {self.extra_token_buckets}")
         if not 0 < self.memory_utilization <= 1:
             raise ConfigError(f"memory_utilization must be in (0, 1], not {self.memory_utilization}")
+
+    @property
+    def num_devices(self) -> int:
+        """That share the model."""
+        return self.tensor_parallel_size * self.expert_parallel_size
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
@@ -358,6 +364,7 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noria"
 
 
+_PARALLEL = ("tensor_parallel_size", "expert_parallel_size")
 _PATHS = ("model", "tokenizer", "chat_template", "compile_cache_dir")  # strings that may be given as a Path
 
 # Parameters of vLLM and OpenAI that have no meaning here.

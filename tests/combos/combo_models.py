@@ -45,6 +45,23 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "use_sliding_window": False,
     },
+    # Experts, and a first layer without. So few that several rows choose the same, and some none.
+    "qwen3-moe": {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "mlp_only_layers": [0],
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+        "num_attention_heads": 4,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 2,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    },
     # Sizes at which XLA takes other paths through its matrix products than for the tiny ones.
     "llama-wide": {
         "model_type": "llama",
@@ -64,6 +81,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 WINDOWS: dict[str, tuple[int | None, ...]] = {
     "gemma3": (40, 40, None, 40, 40),
     "qwen2": (None,) * 2,
+    "qwen3-moe": (None,) * 3,
     "llama-wide": (None,) * 2,
 }
 

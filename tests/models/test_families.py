@@ -106,6 +106,30 @@ def test_qwen2():
     assert parse("qwen2-untied-window", layer_types=["sliding_attention"] * 3).windows == (16,) * 3
 
 
+def test_qwen3_moe():
+    c = parse("qwen3-moe")
+    assert c.moe is not None
+    assert (c.moe.experts, c.moe.size, c.moe.first_layer, c.num_dense_layers) == (8, 24, 0, 0)
+    routing = c.moe.routing
+    assert (routing.experts, routing.chosen, routing.scoring, routing.renormalize) == (8, 3, "softmax", True)
+    assert c.qk_norm
+    assert parse("qwen3-moe", num_local_experts=REMOVED, num_experts=8) == c  # as transformers 4 wrote it
+    assert parse("qwen3-moe-dense-first").num_dense_layers == 1
+    assert parse("qwen3-moe", mlp_only_layers=[0, 1]).moe is None
+    refused(r"mlp_only_layers \[1\] .* dense layers must come first", "qwen3-moe", mlp_only_layers=[1])
+    refused("decoder_sparse_step 2 is not supported", "qwen3-moe", decoder_sparse_step=2)
+    refused(r"num_experts_per_tok \(9\) exceeds the 8 experts", "qwen3-moe", num_experts_per_tok=9)
+
+
+def test_mixtral():
+    c = parse("mixtral")
+    assert c.moe is not None
+    assert (c.moe.experts, c.moe.size, c.moe.first_layer) == (4, 40, 0)
+    assert (c.moe.routing.chosen, c.moe.routing.renormalize) == (2, True)
+    assert c.windows == (None, None)
+    assert parse("mixtral", sliding_window=16).windows == (16, 16)
+
+
 def test_qwen3():
     c = parse("qwen3")
     assert c.qk_norm

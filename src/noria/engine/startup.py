@@ -141,19 +141,19 @@ def _mesh(config: EngineConfig) -> Mesh:
         raise ConfigError(
             f"device {config.device}: JAX finds no such device here; it has {jax.default_backend()}"
         ) from None
-    size, order = config.tensor_parallel_size, config.device_order
+    shape = MeshShape(expert=config.expert_parallel_size, model=config.tensor_parallel_size)
+    size, order = config.num_devices, config.device_order
+    named = "tensor_parallel_size" + (" times expert_parallel_size" if config.expert_parallel_size > 1 else "")
     if size > len(devices):
         raise ConfigError(
-            f"tensor_parallel_size ({size}) needs as many devices, but there are {len(devices)} here "
-            f"({devices[0].platform}); lower it"
+            f"{named} ({size}) needs as many devices, but there are {len(devices)} here ({devices[0].platform}); "
+            "lower it"
         )
     if not order:
-        return make_mesh(MeshShape(model=size), devices[:size])
+        return make_mesh(shape, devices[:size])
     if len(order) != size:
-        raise ConfigError(
-            f"device_order names {len(order)} devices, but tensor_parallel_size is {size}; name one for each shard"
-        )
-    return make_mesh(MeshShape(model=size), pick_devices(devices, order), order)
+        raise ConfigError(f"device_order names {len(order)} devices, but {named} is {size}; name one for each shard")
+    return make_mesh(shape, pick_devices(devices, order), order)
 
 
 def _dtype(config: EngineConfig, checkpoint: Checkpoint, platform: str) -> str:

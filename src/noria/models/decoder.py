@@ -1,7 +1,8 @@
-"""The dense decoder-only transformer that all families so far are settings of.
+"""The decoder-only transformer that all families so far are settings of.
 
 The weights of all layers are stacked and scanned: a step has tens of arguments instead of thousands, and compile time
-does not grow with depth. What differs between layers (window, rope, place in the cache) rides along as scanned arrays.
+does not grow with depth. What differs between layers (window, rope, place in the cache) rides along as scanned arrays;
+layers with an MLP and layers with experts are two scans.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -16,9 +18,11 @@ import jax.numpy as jnp
 from jax import lax, tree_util
 
 from noria.models.config import DecoderConfig
+from noria.models.experts import MoeWeights, declare, mixture
 from noria.nn.param import Param
 from noria.nn.rope import rope_tables
 from noria.ops.backends import Ops
+from noria.ops.linear.reference import normalized
 from noria.ops.ragged_paged_attention.api import KVCache, LayerAddress, RaggedBatch
 from noria.ops.rms_norm import RmsNorm
 
@@ -47,7 +51,7 @@ class LayerMatrices:
     k: Leaf
     v: Leaf
     o: Leaf
-    gate: Leaf
+    gate: Leaf  # gate, up, down: of the layers with an MLP, which come first; None where there are none
     up: Leaf
     down: Leaf
     q_bias: Leaf
@@ -65,6 +69,7 @@ class DecoderWeights:
     embedding: Leaf  # [V, E]
     norms: LayerNorms
     matrices: LayerMatrices
+    experts: MoeWeights | None
     final_norm: Leaf  # [E]
     head: Leaf  # [V, E]; None when tied to the embedding
 
@@ -83,6 +88,7 @@ class Decoder:
             embedding=Param(*vocab, source="model.embed_tokens.weight", matrix=True),
             norms=self._norms(),
             matrices=self._matrices(),
+            experts=None if c.moe is None else declare(c, c.moe),
             final_norm=Param((c.hidden_size,), ("embed",), "model.norm.weight", init=self._norm_init),
             head=None if c.tie_word_embeddings else Param(*vocab, source="lm_head.weight", matrix=True),
         )
@@ -115,8 +121,11 @@ class Decoder:
             "mlp": c.intermediate_size,
         }
 
-        def matrix(name: str, out: str, into: str) -> Param:
-            return _layer_param(c.num_layers, name + ".weight", (sizes[out], sizes[into]), (out, into), matrix=True)
+        def matrix(name: str, out: str, into: str, layers: int = c.num_layers) -> Param | None:
+            shape = sizes[out], sizes[into]
+            return _layer_param(layers, name + ".weight", shape, (out, into), matrix=True) if layers else None
+
+        dense = partial(matrix, layers=c.num_dense_layers)
 
         def bias(name: str, out: str, exists: bool) -> Param | None:
             return _layer_param(c.num_layers, name + ".bias", (sizes[out],), (out,), init="zeros") if exists else None
@@ -126,9 +135,9 @@ class Decoder:
             k=matrix("self_attn.k_proj", "kv_heads", "embed"),
             v=matrix("self_attn.v_proj", "kv_heads", "embed"),
             o=matrix("self_attn.o_proj", "embed", "heads"),
-            gate=matrix("mlp.gate_proj", "mlp", "embed"),
-            up=matrix("mlp.up_proj", "mlp", "embed"),
-            down=matrix("mlp.down_proj", "embed", "mlp"),
+            gate=dense("mlp.gate_proj", "mlp", "embed"),
+            up=dense("mlp.up_proj", "mlp", "embed"),
+            down=dense("mlp.down_proj", "embed", "mlp"),
             q_bias=bias("self_attn.q_proj", "heads", c.qkv_bias),
             k_bias=bias("self_attn.k_proj", "kv_heads", c.qkv_bias),
             v_bias=bias("self_attn.v_proj", "kv_heads", c.qkv_bias),
@@ -154,17 +163,23 @@ class Decoder:
         num_tokens = batch.query_start[-1]  # the rest is padding
         cos, sin = rope_tables(c.ropes, batch.positions)  # [ropes, T, head_dim / 2]
 
-        def layer(carry: tuple[jax.Array, KVCache], scanned: tuple) -> tuple[tuple[jax.Array, KVCache], None]:
+        def layer(
+            has_experts: bool, carry: tuple[jax.Array, KVCache], scanned: tuple
+        ) -> tuple[tuple[jax.Array, KVCache], None]:
             x, cache = carry
             index, address, rope = scanned
             linear = partial(ops.linear.linear, layer=index, rows=num_tokens)
             turn = partial(ops.rotary, cos=cos, sin=sin, rope=rope, layer=index, rows=num_tokens)
             attend = partial(ops.attention, batch=batch, layer=address)
             x, cache = self._attention(weights, x, cache, linear, turn, attend)
-            return (self._mlp(weights, x, linear), cache), None
+            x = self._mixture(weights, x, index, num_tokens, ops) if has_experts else self._mlp(weights, x, linear)
+            return (x, cache), None
 
-        layers = jnp.arange(c.num_layers, dtype=jnp.int32)
-        (x, cache), _ = lax.scan(layer, (x, cache), (layers, addresses, jnp.asarray(c.layer_rope, jnp.int32)))
+        scanned = (jnp.arange(c.num_layers, dtype=jnp.int32), addresses, jnp.asarray(c.layer_rope, jnp.int32))
+        for has_experts, start, stop in ((False, 0, c.num_dense_layers), (True, c.num_dense_layers, c.num_layers)):
+            if start < stop:
+                these = jax.tree.map(itemgetter(slice(start, stop)), scanned)
+                (x, cache), _ = lax.scan(partial(layer, has_experts), (x, cache), these)
         return x, cache
 
     def logits(self, weights: DecoderWeights, hidden: jax.Array, num_rows: jax.Array, ops: Ops) -> jax.Array:
@@ -227,6 +242,14 @@ class Decoder:
         )
         (x,) = linear(gated, (m.down,), biases=(m.down_bias,), post_norm=self._norm(n.mlp_post), residual=x)
         return x
+
+    def _mixture(self, weights: DecoderWeights, x: jax.Array, layer: jax.Array, rows: jax.Array, ops: Ops) -> jax.Array:
+        c, norm = self.config, self._norm(weights.norms.mlp)
+        assert c.moe is not None
+        assert weights.experts is not None
+        normed = normalized(x, norm, layer)
+        y = mixture(c, c.moe, weights.experts, normed, layer, rows, ops)
+        return (x.astype(jnp.float32) + y).astype(x.dtype)
 
 
 def _layer_param(num_layers: int, source: str, sizes: tuple[int, ...], axes: tuple[str, ...], **options: Any) -> Param:

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import partial
 
+from noria.ops.experts import api as experts
 from noria.ops.linear import api as linear
 from noria.ops.ragged_paged_attention import api as attention
 from noria.ops.rotary import api as rotary
@@ -16,6 +17,7 @@ class Ops:
     attention: attention.RaggedPagedAttention
     linear: linear.Backend
     rotary: rotary.Rotary
+    experts: experts.Experts
     cache_in_lines: bool = False  # what the attention takes: see ragged_paged_attention/tpu_lines.py
 
     @staticmethod
@@ -35,5 +37,6 @@ class Ops:
             attention.choose(attention_backend, platform),
             chosen,
             rotary.choose(chosen.name),
+            experts.choose(chosen, platform),
             cache_in_lines=attention_backend == "pallas",
         )

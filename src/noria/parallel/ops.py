@@ -17,12 +17,13 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from noria.ops.backends import Ops
+from noria.ops.experts.types import Choice, ExpertMatrices
 from noria.ops.linear.api import Backend
 from noria.ops.linear.types import Weight
 from noria.ops.ragged_paged_attention.api import KVCache, LayerAddress, RaggedBatch
 from noria.ops.rms_norm import RmsNorm
 from noria.parallel.placement import Placement
-from noria.parallel.rules import mesh_axes, partition
+from noria.parallel.rules import mesh_axes, num_shards, partition
 
 _WHOLE = PartitionSpec()
 
@@ -41,6 +42,7 @@ def on_mesh(ops: Ops, placement: Placement) -> Ops:
         attention=partial(_attention, ops, placement),
         linear=linear,
         rotary=partial(_rotary, ops, placement),
+        experts=partial(_experts, ops, placement),
     )
 
 
@@ -98,6 +100,40 @@ def _rotary(
     heads = _by_heads(placement, "heads"), _by_heads(placement, "kv_heads")
     call = _each_device(placement, local, (*heads, *[_WHOLE] * 6), heads)
     return call(q, k, (q_norm, k_norm), cos, sin, rope, layer, rows)
+
+
+def _experts(
+    ops: Ops,
+    placement: Placement,
+    x: jax.Array,
+    matrices: ExpertMatrices,
+    layer: jax.Array,
+    rows: jax.Array,
+    choice: Choice,
+    *,
+    num_experts: int,
+    activation: str,
+) -> jax.Array:
+    """Each device computes what was chosen of its experts, with its part of their inside, for all tokens; the sum over
+    all devices is the one exchange."""
+    mesh = placement.mesh
+    axes, inner = mesh_axes("expert", mesh), mesh_axes("expert_mlp", mesh)
+    held = num_experts // num_shards("expert", mesh)
+
+    def local(x: jax.Array, matrices: ExpertMatrices, choice: Choice, *place: jax.Array) -> jax.Array:
+        first = lax.axis_index(axes) * held if axes else 0
+        y = ops.experts(x, matrices, *place, choice, num_experts=held, activation=activation, first=first)
+        return lax.psum(y, (*axes, *inner))
+
+    def places(weight: Weight, *last: str | None) -> Any:
+        """Specs of its leaves: data, and the scale, which has one axis fewer."""
+        names = (None, "expert", *last)
+        return jax.tree.map(lambda leaf: partition(names[: leaf.ndim], leaf.shape, mesh), weight)
+
+    by_inner = [places(weight, "expert_mlp", None) for weight in (matrices.gate, matrices.up)]
+    specs = ExpertMatrices(*by_inner, places(matrices.down, None, "expert_mlp"))
+    call = _each_device(placement, local, (_WHOLE, specs, _WHOLE, _WHOLE, _WHOLE), _WHOLE)
+    return call(x, matrices, choice, layer, rows)
 
 
 def _vocab_places(placement: Placement, table: Weight) -> tuple[Any, tuple[str, ...]]:

@@ -55,14 +55,14 @@ def _choice(config: ResolvedConfig, option: str, dtype: str, platform: str) -> s
 
     option: the name of its option. Raises ConfigError when native was asked for in vain.
     """
-    choice, is_parallel = getattr(config, option), config.tensor_parallel_size > 1
+    choice, is_parallel = getattr(config, option), config.num_devices > 1
     if choice == "auto" and platform == "cpu":
         return "xla" if dtype == "float16" or is_parallel else choice
     if choice == "native":
         why = (
             f"it needs a CPU, not {platform}" if platform != "cpu"
             else "it does not compute in float16" if dtype == "float16"
-            else "it runs on one device, so not with tensor_parallel_size" if is_parallel
+            else "it runs on one device, so not with tensor_parallel_size or expert_parallel_size" if is_parallel
             else None if native.available()
             else f"the library is {native.status()}"
         )  # fmt: skip

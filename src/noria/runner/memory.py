@@ -104,7 +104,11 @@ def activation_bytes(config: ResolvedConfig, model: DecoderConfig, dtype_bytes: 
     """
     buckets = Buckets.of(config)
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    per_token = 4 * (4 * model.hidden_size + 3 * model.intermediate_size) + 2 * dtype_bytes * heads
+    inside = 3 * model.intermediate_size if model.num_dense_layers else 0
+    if model.moe is not None:
+        # Of each chosen expert a row that goes in, one that comes out, and what is between.
+        inside = max(inside, model.moe.routing.chosen * (3 * model.moe.size + 2 * model.hidden_size))
+    per_token = 4 * (4 * model.hidden_size + inside) + 2 * dtype_bytes * heads
     # float32 logits and what the sampler makes of them: biased, penalized, scaled, noise, keys, masks (XLA's CPU
     # compiler reserves 11 of that size, 10 without shaping); and the two tables, made when a shaped request comes.
     # A mask of a grammar has a bit per token; there are three at a time at most.

@@ -25,7 +25,7 @@ from noria.models.decoder import Decoder
 from noria.nn.param import Param, abstract_params, dense_leaf, random_params
 from noria.observe.step_clock import StepClock
 from noria.ops import native
-from noria.ops.linear.types import DenseWeight, PackedWeight
+from noria.ops.linear.types import PackedWeight
 from noria.ops.ragged_paged_attention.api import KVCache
 from noria.ops.ragged_paged_attention.tpu_lines import Lines
 from noria.parallel.ops import on_mesh
@@ -66,7 +66,7 @@ class ModelRunner:
 
         Raises ConfigError when the model cannot be split over the mesh, or an op cannot be had.
         """
-        check_sizes(model.config, config.tensor_parallel_size)
+        check_sizes(model.config, config.tensor_parallel_size, config.expert_parallel_size)
         self.config = config
         self.placement = Placement(mesh, model.config)
         self._checkpoint_model = model  # KV heads as the checkpoint has them
@@ -116,7 +116,7 @@ class ModelRunner:
             with jax.default_device(self.placement.devices[0]):
                 weights = random_params(declaration, self.dtype, self.config.seed or 0)
             if not self._matrices.is_plain:
-                weights = _map_weights(self._matrices.convert, weights)
+                weights = self.placement.map(self._matrices.convert, declaration, weights)
             weights = self.placement.map(put, declaration, weights)
         else:
 
@@ -137,7 +137,7 @@ class ModelRunner:
         if checkpoint is None:
             weights = abstract_params(declaration, self.dtype)
             if not self._matrices.is_plain:
-                weights = _map_weights(self._matrices.abstract_converted, weights)
+                weights = self.placement.map(self._matrices.abstract_converted, declaration, weights)
         else:
             make = None if self._matrices.is_plain else self._matrices.abstract
             weights = abstract_weights(checkpoint, declaration, self.dtype, make)
@@ -368,8 +368,3 @@ def _check_rounding(config: ResolvedConfig, weights: Any) -> None:
             "quantize_activations would change nothing, because no matrix of this model is quantized; "
             "add quantization int8, use a quantized GGUF file, or leave it out"
         )
-
-
-def _map_weights(function: Callable[[DenseWeight], Any], weights: Any) -> Any:
-    is_weight = lambda leaf: isinstance(leaf, DenseWeight)
-    return jax.tree.map(lambda leaf: function(leaf) if is_weight(leaf) else leaf, weights, is_leaf=is_weight)

@@ -28,7 +28,8 @@ class Work:
 class WorkModel:
     """Counts for one model and the way its weights and cache are stored.
 
-    Reads: every weight of the layers once per forward pass, the head once per pass of the sampler, the keys and values
+    Reads: every weight of the layers once per forward pass, of experts those that are chosen when each token chooses
+    at random; the head once per pass of the sampler, the keys and values
     that a row sees once per row. Arithmetic: 2 operations per matrix parameter and token, 2 per parameter of the head
     and row that samples, and attention's 4 per head, element and pair of query and visible key. Norms, rotations,
     activations, sampling and padding count nothing.
@@ -39,10 +40,21 @@ class WorkModel:
         self._model = model
         self._cache_token_bytes = cache_token_bytes
         self._layer_bytes = _bytes((weights.norms, weights.matrices, weights.final_norm))
+        self._expert_bytes = 0
+        if weights.experts is not None:
+            self._expert_bytes = _bytes(weights.experts.matrices)
+            self._layer_bytes += _bytes(weights.experts) - self._expert_bytes
         self._head_bytes = _bytes(weights.embedding if weights.head is None else weights.head)
         heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-        per_layer = model.hidden_size * (2 * heads + 2 * kv_heads + 3 * model.intermediate_size)
-        self._matrix_parameters = model.num_layers * per_layer
+        per_layer = 2 * heads + 2 * kv_heads
+        per_token = model.num_layers * per_layer + model.num_dense_layers * 3 * model.intermediate_size
+        self._missed = 0.0  # share of the experts that a token does not choose
+        if (moe := model.moe) is not None:
+            routing, layers = moe.routing, model.num_layers - model.num_dense_layers
+            self._missed = 1 - routing.chosen / routing.experts
+            here = routing.chosen * moe.experts / routing.experts  # on average, of the experts of this device
+            per_token += layers * (routing.experts + here * 3 * moe.size)
+        self._matrix_parameters = model.hidden_size * per_token  # that a token is multiplied with
         self._windows: Mapping[int | None, int] = {w: model.windows.count(w) for w in model.windows}
 
     def forward(self, rows: Iterable[tuple[int, int]]) -> Work:
@@ -55,7 +67,9 @@ class WorkModel:
                 pairs += layers * _pairs(computed, count, window)
         c = self._model
         return Work(
-            bytes_read=self._layer_bytes + keys * self._cache_token_bytes,
+            bytes_read=self._layer_bytes
+            + self._expert_bytes * (1 - self._missed**tokens)
+            + keys * self._cache_token_bytes,
             flops=2.0 * self._matrix_parameters * tokens + 4.0 * c.num_heads * c.head_dim * pairs,
             steps=1,
         )

@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 
 from noria.errors import WeightsError
 from noria.weights.base import SLICE_ELEMENTS, Blob, Checkpoint, convert
+from noria.weights.expert_names import own_name, parts
 
 _DTYPES: Mapping[str, np.dtype] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
 _INDEX = "model.safetensors.index.json"
@@ -54,7 +55,7 @@ class FolderCheckpoint(Checkpoint):
         self.quantized = False
         self._blobs: list[Blob] = []
         try:
-            self._entries = {} if config_only else self._open_files()
+            self._entries = {} if config_only else dict(_by_expert(self._open_files()))
         except WeightsError:
             self.close()
             raise
@@ -162,6 +163,17 @@ class FolderCheckpoint(Checkpoint):
             raise WeightsError(f"{path} is not a safetensors file (its header is not a JSON object)")
         header.pop("__metadata__", None)
         return {name: _entry(blob, name, fields, 8 + length) for name, fields in header.items()}
+
+
+def _by_expert(entries: Mapping[str, _Entry]) -> Iterator[tuple[str, _Entry]]:
+    """The same, in which each matrix of an expert is a tensor of its own."""
+    for name, entry in entries.items():
+        pieces = list(parts(name, entry.shape)) if entry.dtype in _DTYPES else []
+        for part, shape, start in pieces:
+            size = _DTYPES[entry.dtype].itemsize
+            yield part, _Entry(entry.blob, entry.dtype, shape, entry.offset + start * size, math.prod(shape) * size)
+        if not pieces:
+            yield own_name(name), entry
 
 
 def _entry(blob: Blob, name: str, fields: Any, start: int) -> _Entry:
