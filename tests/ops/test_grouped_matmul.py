@@ -138,6 +138,10 @@ def test_what_the_kernel_does_not_take():
     assert "too many for fast memory" in tpu.unsupported(128, 1 << 20, 2, 2)
 
 
+def test_what_it_does_not_take_is_left_to_xla():
+    agree(kernel(), [3, 5], m=8, n=24, k=16)
+
+
 def test_the_fastest_is_chosen():
     assert api.choose("tpu") is tpu.grouped_matmul
     assert api.choose("cpu") is api.choose("gpu") is reference.grouped_matmul

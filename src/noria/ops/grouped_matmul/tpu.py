@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from noria.ops.grouped_matmul import reference
+
 _LANES = 128
 _MATRIX_BYTES = 40 << 20  # of fast memory, for a block of a matrix in use, the next one, and what it is converted to
 _ROW_BYTES = 12 << 20  # for a tile of rows and the next one, and for results
@@ -64,7 +66,7 @@ def choose_sizes(m: int, n: int, k: int, groups: int, itemsize: int, matrix_item
 
 def _columns(n: int, k: int, itemsize: int, matrix_itemsize: int) -> int | None:
     """The largest that divides n and fits."""
-    converted = itemsize if matrix_itemsize < itemsize else 0
+    converted = itemsize if matrix_itemsize != itemsize else 0
     fitting = [
         size
         for size in range(_LANES, n + 1, _LANES)
@@ -98,7 +100,9 @@ def grouped_matmul(
     sizes: Sizes | None = None,
     interpret: Any = False,
 ) -> jax.Array:
-    """See api.py, and unsupported. sizes: of tests; interpret: as of pallas_call."""
+    """See api.py; where unsupported has a reason, XLA's. sizes: of tests; interpret: as of pallas_call."""
+    if unsupported(*matrices.shape[1:], x.dtype.itemsize, matrices.dtype.itemsize) is not None:
+        return reference.grouped_matmul(x, matrices, counts, first, scale)
     # Here, because their import takes longer than all of noria's, and CPUs have no use for it.
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
