@@ -173,8 +173,7 @@ def _call(
     from noria.ops.ragged_paged_attention.tpu_kernel import Kernel
     from noria.ops.ragged_paged_attention.tpu_refs import HAS_NONE, HAS_SCALES, Refs
 
-    table = jnp.pad(batch.block_tables, ((0, 0), (0, 0), (0, -batch.block_tables.shape[2] % LANES)))
-    table = table.reshape(*table.shape[:2], -1, LANES)
+    table = _table_lines(batch.block_tables)
     place = jnp.stack([batch.distribution[2], layer.group, layer.offset, layer.window])
     scalars = (batch.query_start, batch.seq_lens, pages, place)
     given = [array for array in (*new, table) if array is not None]
@@ -212,6 +211,12 @@ def _call(
     )
     out, *arrays = call(*scalars, *given, *updated)
     return out, KVCache(arrays[0], arrays[1] if len(arrays) > 1 else None, cache.dtype)
+
+
+def _table_lines(tables: jax.Array) -> jax.Array:
+    """[G, R, B] -> [G, R, B / 128 rounded up, 128]. It does not depend on the layer, so a loop makes it once."""
+    tables = jnp.pad(tables, ((0, 0), (0, 0), (0, -tables.shape[2] % LANES)))
+    return tables.reshape(*tables.shape[:2], -1, LANES)
 
 
 def _scratch(pltpu: Any, sizes: Sizes, cache: KVCache, table_lines: int) -> list[Any]:
