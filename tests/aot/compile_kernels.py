@@ -30,7 +30,7 @@ INT = jnp.int32
 def attend(
     *, tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: str, cache_dtype: str, groups: int = 1
 ) -> Case:
-    rows, blocks, block_size = 64, 1000, 16
+    rows, blocks, block_size = 64, 20_000, 16
     batch = RaggedBatch(
         Shape((tokens,), INT),
         Shape((tokens,), INT),

@@ -18,7 +18,7 @@ needs_libtpu = pytest.mark.skipif(not devices.is_available(), reason="libtpu is 
 
 def compiled(chip: str, kernel: str) -> list[dict[str, Any]]:
     script = Path(__file__).with_name("compile_kernels.py")
-    environment = {**os.environ, **dict(devices.ENVIRONMENT), "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, **dict(devices.ENVIRONMENT), "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     command = [sys.executable, str(script), chip, kernel]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -31,7 +31,7 @@ def compiled(chip: str, kernel: str) -> list[dict[str, Any]]:
 def test_attention(chip: str) -> None:
     """The cache, which is the largest argument, is not copied."""
     for case in compiled(chip, "attention"):
-        assert case["temporary"] < 0.5 * case["largest"], case
+        assert case["temporary"] < 0.1 * case["largest"], case
 
 
 @needs_libtpu

@@ -109,14 +109,22 @@ def _scale_lines(
     """
     tokens, together, width = new.shape[0], lines.scale_tokens(block_size), lines.scale_width
     words = jnp.pad(new, ((0, 0), (0, width // 2 - lines.kv_heads), (0, 0))).reshape(tokens, width)
-    place = batch.positions % together
-    neighbours = jnp.arange(tokens)[:, None] + jnp.arange(together) - place[:, None]  # [T, together]
-    inside = jnp.clip(neighbours, 0, tokens - 1)
-    is_new = (inside == neighbours) & (batch.token_rows[inside] == batch.token_rows[:, None])
-    kept = old[pages, 0, batch.positions % block_size // together]  # [T, 128]
-    kept = kept[:, : together * width].reshape(tokens, together, width)
-    both = jnp.where(is_new[..., None], words[inside], kept).reshape(tokens, -1)
-    return jnp.pad(both, ((0, 0), (0, LANES - both.shape[1])))[:, None]
+    slot = (batch.positions % together)[:, None]
+    owner = jnp.arange(LANES)[None] // width  # of each lane
+    spread = jnp.where(owner == slot, jnp.tile(words, LANES // width), 0)  # [T, 128]: a token's scales at their place
+    line = batch.positions // together
+    # Neighbours are so near that shifting is less work than gathering.
+    shift = lambda array, by: lax.slice_in_dim(
+        jnp.pad(array, ((together, together), *[(0, 0)] * (array.ndim - 1)), constant_values=-1),
+        *(together + by, together + by + tokens),
+    )
+    fresh, is_new = spread, owner == slot
+    for by in [step for step in range(1 - together, together) if step]:
+        same = ((shift(batch.token_rows, by) == batch.token_rows) & (shift(line, by) == line))[:, None]
+        its = same & (owner == shift(slot, by))
+        fresh, is_new = jnp.where(its, shift(spread, by), fresh), is_new | its
+    kept = old[pages, 0, batch.positions % block_size // together]
+    return jnp.where(is_new, fresh, kept)[:, None]
 
 
 def _arrange(q: jax.Array, lines: Lines) -> jax.Array:
@@ -165,8 +173,7 @@ def _call(
     from noria.ops.ragged_paged_attention.tpu_kernel import Kernel
     from noria.ops.ragged_paged_attention.tpu_refs import HAS_NONE, HAS_SCALES, Refs
 
-    table = jnp.pad(batch.block_tables, ((0, 0), (0, 0), (0, -batch.block_tables.shape[2] % LANES)))
-    table = table.reshape(*table.shape[:2], -1, LANES)
+    table = _table_lines(batch.block_tables)
     place = jnp.stack([batch.distribution[2], layer.group, layer.offset, layer.window])
     scalars = (batch.query_start, batch.seq_lens, pages, place)
     given = [array for array in (*new, table) if array is not None]
@@ -204,6 +211,12 @@ def _call(
     )
     out, *arrays = call(*scalars, *given, *updated)
     return out, KVCache(arrays[0], arrays[1] if len(arrays) > 1 else None, cache.dtype)
+
+
+def _table_lines(tables: jax.Array) -> jax.Array:
+    """[G, R, B] -> [G, R, B / 128 rounded up, 128]. It does not depend on the layer, so a loop makes it once."""
+    tables = jnp.pad(tables, ((0, 0), (0, 0), (0, -tables.shape[2] % LANES)))
+    return tables.reshape(*tables.shape[:2], -1, LANES)
 
 
 def _scratch(pltpu: Any, sizes: Sizes, cache: KVCache, table_lines: int) -> list[Any]:
