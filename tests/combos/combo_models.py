@@ -62,6 +62,29 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,
     },
+    # Latent attention, whose cache has one head and no values of its own; experts in groups, and a shared one.
+    "deepseek-v3": {
+        "model_type": "deepseek_v3",
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "first_k_dense_replace": 1,
+        "hidden_act": "silu",
+        "kv_lora_rank": 32,
+        "moe_intermediate_size": 40,
+        "n_group": 4,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_attention_heads": 4,
+        "num_experts_per_tok": 3,
+        "num_hidden_layers": 3,
+        "q_lora_rank": 24,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 16,
+        "rope_theta": 10000.0,
+        "routed_scaling_factor": 2.5,
+        "tie_word_embeddings": False,
+        "topk_group": 2,
+        "v_head_dim": 20,
+    },
     # Sizes at which XLA takes other paths through its matrix products than for the tiny ones.
     "llama-wide": {
         "model_type": "llama",
@@ -82,6 +105,7 @@ WINDOWS: dict[str, tuple[int | None, ...]] = {
     "gemma3": (40, 40, None, 40, 40),
     "qwen2": (None,) * 2,
     "qwen3-moe": (None,) * 3,
+    "deepseek-v3": (None,) * 3,
     "llama-wide": (None,) * 2,
 }
 

@@ -44,6 +44,7 @@ AXES: dict[str, tuple[Setting, ...]] = {
         Setting("gemma3", model="gemma3", quick=True),
         Setting("qwen2", model="qwen2", quick=True),
         Setting("qwen3-moe", model="qwen3-moe", quick=True),
+        Setting("deepseek-v3", model="deepseek-v3"),
         Setting("llama-wide", model="llama-wide"),
     ),
     "prefix": (
@@ -63,7 +64,7 @@ AXES: dict[str, tuple[Setting, ...]] = {
         Setting("40x300", {"max_num_seqs": 40, "max_num_batched_tokens": 300}),
     ),
     "pool": (
-        Setting("tight", spare_blocks=6, must_see=("preempted",), quick=True),
+        Setting("tight", spare_blocks=4, must_see=("preempted",), quick=True),
         Setting("roomy", spare_blocks=4000, must_not_see=("preempted",), quick=True),
     ),
     "policy": (

@@ -107,6 +107,13 @@ def test_experts_have_one_name_each(tmp_path):
             np.testing.assert_array_equal(values, expected[name])
 
 
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
+    tensors = {f"model.layers.{layer}.input_layernorm.weight": np.ones(2, np.float32) for layer in (0, 1, 2, 10)}
+    config = {"model_type": "deepseek_v3", "num_hidden_layers": 1, "num_nextn_predict_layers": 1}
+    with open_checkpoint(write_folder(tmp_path, tensors, config=config)) as checkpoint:
+        assert sorted(checkpoint.names()) == sorted(name for name in tensors if ".1." not in name)
+
+
 def test_generation_config_is_read(tmp_path):
     write_folder(tmp_path, {"w": np.ones(3, np.float32)})
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')

@@ -56,7 +56,8 @@ def main(args: Sequence[str]) -> int:
         os.environ.setdefault(name, value)
     model = load_config(chosen.model)
     if not size:
-        config = dataclasses.replace(config, tensor_parallel_size=default_size(model, topology))
+        size = default_size(model, topology, config.expert_parallel_size)
+        config = dataclasses.replace(config, tensor_parallel_size=size)
     with counting_bar("compiling") as progress:
         plan = make_plan(config, model, topology, context=chosen.context, progress=progress)
     if chosen.json:
@@ -73,6 +74,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "topology": plan.topology.name,
         "devices": plan.topology.num_devices,
         "tensor_parallel_size": plan.tensor_parallel_size,
+        "expert_parallel_size": plan.config.expert_parallel_size,
         "dtype": plan.dtype,
         "parameters": plan.parameters,
         "memory": memory,
@@ -93,7 +95,7 @@ def _speed(speed: Speed | None) -> dict[str, Any] | None:
 
 def _show(model: str, plan: Plan) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    used, there = plan.tensor_parallel_size, plan.topology.num_devices
+    used, there = plan.config.num_devices, plan.topology.num_devices
     console.print(f"{model} on {plan.topology.name}: {used} of {there} devices, {plan.dtype}")
     table = Table(box=None, pad_edge=False)
     for title in ("program", "size", "compiled", "GFLOP", "MB", "at best", "bound", "sent MB", "temp MB"):

@@ -20,6 +20,20 @@ class Moe:
     experts: int  # held here: of one device, a part of those that are chosen from
     size: int  # intermediate size of an expert
     first_layer: int = 0
+    shared_size: int = 0  # intermediate size of the MLP that all tokens share besides
+    has_correction: bool = False  # of the scores, see Routing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mla:
+    """Sizes of multi-head latent attention, see models/mla.py."""
+
+    query_rank: int | None  # of what queries are made of; None: of the hidden states themselves
+    latent: int
+    plain: int  # of a head's query and key, the part without a position
+    rotated: int  # and the part with one
+    value: int  # of a head
+    interleaved: bool  # the two numbers that are rotated together are neighbours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +65,12 @@ class DecoderConfig:
     attention_soft_cap: float | None = None
     final_soft_cap: float | None = None
     moe: Moe | None = None
+    mla: Mla | None = None  # then there is one KV head, of head_dim latent + rotated
+
+    @property
+    def cache_planes(self) -> int:
+        """Keys and values, or what is both."""
+        return 2 if self.mla is None else 1
 
     @property
     def num_dense_layers(self) -> int:

@@ -17,8 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax, tree_util
 
+from noria.models import experts, mla
 from noria.models.config import DecoderConfig
-from noria.models.experts import MoeWeights, declare, mixture
+from noria.models.experts import MoeWeights
+from noria.models.mla import MlaWeights
 from noria.nn.param import Param
 from noria.nn.rope import rope_tables
 from noria.ops.backends import Ops
@@ -45,13 +47,17 @@ class LayerNorms:
 @tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class LayerMatrices:
-    """Weights of the linear op that hold all layers, and biases [layers, out] or None."""
+    """Weights of the linear op that hold all layers, and biases [layers, out] or None.
+
+    q, k, v and o are None where attention is latent; gate, up and down have the layers with an MLP, which come first,
+    and are None where there are none.
+    """
 
     q: Leaf
     k: Leaf
     v: Leaf
     o: Leaf
-    gate: Leaf  # gate, up, down: of the layers with an MLP, which come first; None where there are none
+    gate: Leaf
     up: Leaf
     down: Leaf
     q_bias: Leaf
@@ -69,6 +75,7 @@ class DecoderWeights:
     embedding: Leaf  # [V, E]
     norms: LayerNorms
     matrices: LayerMatrices
+    mla: MlaWeights | None
     experts: MoeWeights | None
     final_norm: Leaf  # [E]
     head: Leaf  # [V, E]; None when tied to the embedding
@@ -88,7 +95,8 @@ class Decoder:
             embedding=Param(*vocab, source="model.embed_tokens.weight", matrix=True),
             norms=self._norms(),
             matrices=self._matrices(),
-            experts=None if c.moe is None else declare(c, c.moe),
+            mla=None if c.mla is None else mla.declare(c, c.mla),
+            experts=None if c.moe is None else experts.declare(c, c.moe),
             final_norm=Param((c.hidden_size,), ("embed",), "model.norm.weight", init=self._norm_init),
             head=None if c.tie_word_embeddings else Param(*vocab, source="lm_head.weight", matrix=True),
         )
@@ -125,16 +133,17 @@ class Decoder:
             shape = sizes[out], sizes[into]
             return _layer_param(layers, name + ".weight", shape, (out, into), matrix=True) if layers else None
 
+        own = partial(matrix, layers=c.num_layers if c.mla is None else 0)
         dense = partial(matrix, layers=c.num_dense_layers)
 
         def bias(name: str, out: str, exists: bool) -> Param | None:
             return _layer_param(c.num_layers, name + ".bias", (sizes[out],), (out,), init="zeros") if exists else None
 
         return LayerMatrices(
-            q=matrix("self_attn.q_proj", "heads", "embed"),
-            k=matrix("self_attn.k_proj", "kv_heads", "embed"),
-            v=matrix("self_attn.v_proj", "kv_heads", "embed"),
-            o=matrix("self_attn.o_proj", "embed", "heads"),
+            q=own("self_attn.q_proj", "heads", "embed"),
+            k=own("self_attn.k_proj", "kv_heads", "embed"),
+            v=own("self_attn.v_proj", "kv_heads", "embed"),
+            o=own("self_attn.o_proj", "embed", "heads"),
             gate=dense("mlp.gate_proj", "mlp", "embed"),
             up=dense("mlp.up_proj", "mlp", "embed"),
             down=dense("mlp.down_proj", "embed", "mlp"),
@@ -171,7 +180,11 @@ class Decoder:
             linear = partial(ops.linear.linear, layer=index, rows=num_tokens)
             turn = partial(ops.rotary, cos=cos, sin=sin, rope=rope, layer=index, rows=num_tokens)
             attend = partial(ops.attention, batch=batch, layer=address)
-            x, cache = self._attention(weights, x, cache, linear, turn, attend)
+            if c.mla is None or weights.mla is None:
+                x, cache = self._attention(weights, x, cache, linear, turn, attend)
+            else:
+                norm = self._norm(weights.norms.attention)
+                x, cache = mla.attention(c, c.mla, weights.mla, norm, x, cache, index, linear, turn, attend)
             x = self._mixture(weights, x, index, num_tokens, ops) if has_experts else self._mlp(weights, x, linear)
             return (x, cache), None
 
@@ -248,7 +261,7 @@ class Decoder:
         assert c.moe is not None
         assert weights.experts is not None
         normed = normalized(x, norm, layer)
-        y = mixture(c, c.moe, weights.experts, normed, layer, rows, ops)
+        y = experts.mixture(c, c.moe, weights.experts, normed, layer, rows, ops)
         return (x.astype(jnp.float32) + y).astype(x.dtype)
 
 

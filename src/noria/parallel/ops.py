@@ -60,7 +60,7 @@ def _attention(
     placement: Placement,
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     cache: KVCache,
     batch: RaggedBatch,
     layer: LayerAddress,

@@ -22,6 +22,7 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "layers": (),
         "embed": (),
         "head_dim": (),
+        "latent": (),
         "heads": (EXPERT, MODEL),
         "kv_heads": (EXPERT, MODEL),
         "mlp": (ATTENTION_DATA, EXPERT, MODEL),
@@ -94,7 +95,7 @@ def _divides(config: DecoderConfig, size: int, expert_parallel_size: int) -> boo
         return False
     if config.num_dense_layers and config.intermediate_size % devices:
         return False
-    return config.moe is None or config.moe.size % size == 0
+    return config.moe is None or not (config.moe.size % size or config.moe.shared_size % devices)
 
 
 def kv_copies(config: DecoderConfig, mesh: AnyMesh) -> int:
@@ -112,7 +113,8 @@ def on_one_device(config: DecoderConfig, mesh: AnyMesh) -> DecoderConfig:
     moe = config.moe
     if moe is not None:
         experts, size = moe.experts // num_shards("expert", mesh), moe.size // num_shards("expert_mlp", mesh)
-        moe = dataclasses.replace(moe, experts=experts, size=size)
+        shared = moe.shared_size // num_shards("mlp", mesh)
+        moe = dataclasses.replace(moe, experts=experts, size=size, shared_size=shared)
     vocab = 1 if config.vocab_size % num_shards("vocab", mesh) else num_shards("vocab", mesh)
     return dataclasses.replace(
         config,

@@ -62,7 +62,8 @@ def plan_memory(
     Raises ConfigError when the pool cannot hold one request of max_model_len tokens."""
     per_layer = layer_block_bytes
     if per_layer is None:
-        per_layer = KVCache.bytes_per_block(config.block_size, model.num_kv_heads, model.head_dim, cache_dtype)
+        sizes = (config.block_size, model.num_kv_heads, model.head_dim)
+        per_layer = KVCache.bytes_per_block(*sizes, cache_dtype, model.cache_planes)
     block_bytes = per_layer * layout.slots
     activations = activation_bytes(config, model, activation_dtype_bytes)
     chunk = min(config.max_num_batched_tokens, config.max_model_len)

@@ -189,7 +189,8 @@ class ModelRunner:
             return self.placement.cache(spec)
         c = self.model.config
         sizes = (self.layout.slots * num_blocks, self.config.block_size, c.num_kv_heads, c.head_dim)
-        return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, as_bits=self.platform == "cpu"))
+        form = {"planes": c.cache_planes, "as_bits": self.platform == "cpu"}
+        return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, **form))
 
     def initialize_kv_cache(self, num_blocks: int, *, allocate: bool = True) -> None:
         """num_blocks: of the pool, the null block included. allocate: false where only the programs are wanted."""
@@ -334,7 +335,8 @@ class ModelRunner:
     def work_model(self) -> WorkModel:
         """What a device must read and compute at least in the steps of this model. After load_model."""
         c = self._model_on_one
-        block = KVCache.bytes_per_block(self.config.block_size, c.num_kv_heads, c.head_dim, self.cache_dtype)
+        sizes = (self.config.block_size, c.num_kv_heads, c.head_dim)
+        block = KVCache.bytes_per_block(*sizes, self.cache_dtype, c.cache_planes)
         weights = self.placement.shapes_on_one(self._weights)
         return WorkModel(c, weights, block / self.config.block_size)
 

@@ -56,10 +56,18 @@ class FolderCheckpoint(Checkpoint):
         self._blobs: list[Blob] = []
         try:
             self._entries = {} if config_only else dict(_by_expert(self._open_files()))
+            self._drop_extra_layers()
         except WeightsError:
             self.close()
             raise
         self.native_dtype = self._named_dtype() if config_only else self._stored_dtype()
+
+    def _drop_extra_layers(self) -> None:
+        """Layers behind the last one that predict further tokens (DeepSeek-V3), which nothing here uses."""
+        extra, layers = self.config.get("num_nextn_predict_layers"), self.config.get("num_hidden_layers")
+        if type(extra) is int and type(layers) is int:
+            stems = tuple(f"model.layers.{layers + index}." for index in range(extra))
+            self._entries = {name: entry for name, entry in self._entries.items() if not name.startswith(stems)}
 
     def _named_dtype(self) -> str:
         named = self.config.get("dtype") or self.config.get("torch_dtype")

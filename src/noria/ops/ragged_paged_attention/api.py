@@ -37,6 +37,8 @@ class RaggedPagedAttention(Protocol):
     head_dim] in the dtype of q, of no meaning for padding tokens but finite, and the cache, updated in place when it is
     donated or carried by a loop.
 
+    v is None where the values are the keys, in caches of one plane, which the implementations in XLA take.
+
     scale multiplies the scores; soft_cap c turns them into c * tanh(scores / c).
     """
 
@@ -44,7 +46,7 @@ class RaggedPagedAttention(Protocol):
         self,
         q: jax.Array,
         k: jax.Array,
-        v: jax.Array,
+        v: jax.Array | None,
         cache: KVCache,
         batch: RaggedBatch,
         layer: LayerAddress,

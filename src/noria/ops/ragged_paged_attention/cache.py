@@ -13,17 +13,17 @@ from noria.ops.ragged_paged_attention.types import CACHE_DTYPES, KVCache, LayerA
 _INT8_MAX = 127.0
 
 
-def write(cache: KVCache, k: jax.Array, v: jax.Array, batch: RaggedBatch, layer: LayerAddress) -> KVCache:
+def write(cache: KVCache, k: jax.Array, v: jax.Array | None, batch: RaggedBatch, layer: LayerAddress) -> KVCache:
     """The cache with the step's new keys and values at their places; padding tokens go to the layer's null block.
 
-    k, v: [T, kv_heads, head_dim].
+    k, v: [T, kv_heads, head_dim]; v is None where the values are the keys.
     """
     rows, block_size = batch.seq_lens.shape[0], cache.block_size
     table = batch.block_tables[layer.group]  # [R, B]
     block = table[jnp.minimum(batch.token_rows, rows - 1), batch.positions // block_size]
     block = layer.offset + jnp.where(batch.token_rows < rows, block, 0)
     place = (block, batch.positions % block_size)
-    new = jnp.stack([k, v], axis=2)  # [T, kv_heads, 2, head_dim]
+    new = jnp.stack([k] if v is None else [k, v], axis=2)  # [T, kv_heads, 2 or 1, head_dim]
     if cache.scale is None:
         bits = lax.bitcast_convert_type(saturated(new, CACHE_DTYPES[cache.dtype]), cache.data.dtype)
         return dataclasses.replace(cache, data=cache.data.at[place].set(bits))
@@ -38,7 +38,7 @@ def read(cache: KVCache, blocks: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array
     if cache.scale is not None:
         pages = (pages.astype(jnp.float32) * cache.scale[blocks][..., None]).astype(dtype)
     pages = pages.reshape(*blocks.shape[:-1], -1, *pages.shape[-3:])
-    return pages[..., 0, :], pages[..., 1, :]
+    return pages[..., 0, :], pages[..., -1, :]
 
 
 def quantized(values: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -48,7 +48,7 @@ def unsupported(
 def ragged_paged_attention(
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     cache: KVCache,
     batch: RaggedBatch,
     layer: LayerAddress,
@@ -61,6 +61,7 @@ def ragged_paged_attention(
 
     Padding tokens get their queries back as results.
     """
+    assert v is not None, "the kernel has no caches of one plane"
     kv_heads, head_dim = k.shape[1:]
     lines = Lines(kv_heads, head_dim, cache.dtype)
     group, width = q.shape[1] // kv_heads, batch.block_tables.shape[2]
