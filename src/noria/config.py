@@ -263,7 +263,7 @@ class EngineConfig:
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"  # processed: what was sampled from
 
     attention_backend: Literal["auto", "reference", "xla", "native", "pallas"] = "auto"  # auto: pallas on a TPU
-    linear_backend: Literal["auto", "reference", "xla", "native"] = "auto"  # auto: native on a CPU where it was built
+    linear_backend: Literal["auto", "reference", "xla", "native", "pallas"] = "auto"  # auto: native on a CPU, if built
     quantization: Literal["auto", "none", "int8"] = "auto"  # auto: GGUF blocks stay packed; int8: one scale per output
     quantize_activations: bool = False  # to 8 bits, 32 together, where weights are packed: faster on a CPU, less exact
     compile_cache_dir: str | None = None  # "" turns the persistent compile cache off

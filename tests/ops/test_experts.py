@@ -14,6 +14,7 @@ from linear_weights import activations, needs_library, pack, random_source
 
 from noria.ops.experts import ragged, reference, tiled
 from noria.ops.experts.api import Choice, ExpertMatrices, Experts
+from noria.ops.grouped_matmul import tpu
 from noria.ops.linear import cpu, xla
 from noria.ops.linear.types import DenseWeight, PackedWeight
 
@@ -75,6 +76,16 @@ def test_agrees_with_the_reference(op: Experts, kind: str) -> None:
     x, chosen = activations(21, 64 if kind == "Q8_0" else K), choice(21)
     want = run(reference.experts, x, same, 17, chosen)
     got = run(op, x, weights, 17, chosen)
+    np.testing.assert_allclose(got[:17], want[:17], rtol=1e-4, atol=1e-4 * np.abs(want).max())
+    assert np.isfinite(got).all()
+
+
+@pytest.mark.parametrize("kind", ["float32", pytest.param("int8 dense", marks=pytest.mark.slow)])
+def test_the_kernel_for_tpus_agrees_with_the_reference(kind: str) -> None:
+    """Interpreted."""
+    kernel = functools.partial(ragged.experts, multiply=functools.partial(tpu.grouped_matmul, interpret=True))
+    weights, x, chosen = matrices(kind, 128, 128), activations(21, 128), choice(21)
+    want, got = (run(op, x, weights, 17, chosen) for op in (reference.experts, kernel))
     np.testing.assert_allclose(got[:17], want[:17], rtol=1e-4, atol=1e-4 * np.abs(want).max())
     assert np.isfinite(got).all()
 

@@ -37,8 +37,13 @@ def on_mesh(ops: Ops, placement: Placement) -> Ops:
         embed=partial(_embed, ops.linear, placement),
         argmax=partial(_argmax, ops.linear, placement),
     )
-    attention, rotary = partial(_attention, ops, placement), partial(_rotary, ops, placement)
-    return Ops(attention, linear, rotary, ops.sampling, partial(_experts, ops, placement))
+    return dataclasses.replace(
+        ops,
+        attention=partial(_attention, ops, placement),
+        linear=linear,
+        rotary=partial(_rotary, ops, placement),
+        experts=partial(_experts, ops, placement),
+    )
 
 
 def _each_device(placement: Placement, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:

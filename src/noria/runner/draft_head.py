@@ -21,6 +21,7 @@ from noria.models.eagle3 import Eagle3Head
 from noria.observe.step_clock import StepClock
 from noria.ops import native
 from noria.ops.ragged_paged_attention.api import FULL_ATTENTION, KVCache
+from noria.ops.ragged_paged_attention.tpu_lines import Lines
 from noria.runner.backends import choose_ops
 from noria.runner.capture import Programs
 from noria.runner.pack_weights import MatrixForm
@@ -94,8 +95,16 @@ class HeadRunner:
     @property
     def block_bytes(self) -> int:
         """What a block of the pool takes more than without a head."""
+        c, size = self.head.config.layer, self._config.block_size
+        if self._ops.cache_in_lines:
+            return self._lines.bytes_per_block(size)
+        return KVCache.bytes_per_block(size, c.num_kv_heads, c.head_dim, self._cache_dtype)
+
+    @property
+    def _lines(self) -> Lines:
+        """How the cache lies where the attention wants it in lines."""
         c = self.head.config.layer
-        return KVCache.bytes_per_block(self._config.block_size, c.num_kv_heads, c.head_dim, self._cache_dtype)
+        return Lines(c.num_kv_heads, c.head_dim, self._cache_dtype)
 
     def activation_bytes(self, buckets: Buckets) -> int:
         """An upper estimate of what a step holds at a time: the states of the model, the head's layer, its logits."""
@@ -111,8 +120,12 @@ class HeadRunner:
         c, self._shape = self.head.config.layer, steps.shape
         device = self._placement.devices[0]
         on_cpu = device.platform == "cpu"
-        sizes = (num_blocks, self._config.block_size, c.num_kv_heads, c.head_dim)
-        cache = self._placement.cache(KVCache.abstract(*sizes, self._cache_dtype, on_cpu=on_cpu))
+        sizes = (num_blocks, self._config.block_size)
+        if self._ops.cache_in_lines:
+            spec = self._lines.abstract(*sizes, 1)
+        else:
+            spec = KVCache.abstract(*sizes, c.num_kv_heads, c.head_dim, self._cache_dtype, as_bits=on_cpu)
+        cache = self._placement.cache(spec)
         hidden = jax.ShapeDtypeStruct((steps.shape.num_rows, c.hidden_size), self._place.dtype)
         state = HeadState(cache, self._placement.host(hidden))
         places = jax.tree.map(lambda leaf: leaf.sharding, state)

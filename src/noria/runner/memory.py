@@ -54,15 +54,19 @@ def plan_memory(
     activation_dtype_bytes: int,
     cache_dtype: str,
     on_cpu: bool,
+    layer_block_bytes: int | None = None,
     head_block_bytes: int = 0,
     head_activations: int = 0,
 ) -> MemoryPlan:
-    """model, weights: what one device has of them. head_block_bytes, head_activations: what a draft head adds to a
-    block of the pool and to the largest step; its weights are among `weights`.
+    """model, weights: what one device has of them. layer_block_bytes: of one block in one layer slot; None: of the form
+    that most attention back ends use. head_block_bytes, head_activations: what a draft head adds to a block of the pool
+    and to the largest step; its weights are among `weights`.
 
     Raises ConfigError when the pool cannot hold one request of max_model_len tokens."""
-    sizes = (config.block_size, model.num_kv_heads, model.head_dim)
-    per_layer = KVCache.bytes_per_block(*sizes, cache_dtype, model.cache_planes)
+    per_layer = layer_block_bytes
+    if per_layer is None:
+        sizes = (config.block_size, model.num_kv_heads, model.head_dim)
+        per_layer = KVCache.bytes_per_block(*sizes, cache_dtype, model.cache_planes)
     block_bytes = per_layer * layout.slots + head_block_bytes
     activations = activation_bytes(config, model, activation_dtype_bytes) + head_activations
     chunk = min(config.max_num_batched_tokens, config.max_model_len)

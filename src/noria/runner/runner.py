@@ -27,9 +27,10 @@ from noria.observe.step_clock import StepClock
 from noria.ops import native
 from noria.ops.linear.types import PackedWeight
 from noria.ops.ragged_paged_attention.api import KVCache
+from noria.ops.ragged_paged_attention.tpu_lines import Lines
 from noria.parallel.ops import on_mesh
 from noria.parallel.placement import Placement
-from noria.parallel.rules import check_sizes, on_one_device, with_kv_copies
+from noria.parallel.rules import check_sizes, num_shards, on_one_device, with_kv_copies
 from noria.runner.backends import choose_ops
 from noria.runner.capture import (
     CaptureReport,
@@ -158,9 +159,16 @@ class ModelRunner:
             activation_dtype_bytes=jnp.dtype(self.dtype).itemsize,
             cache_dtype=self.cache_dtype,
             on_cpu=self.platform == "cpu",
+            layer_block_bytes=None if self._lines is None else self._lines.bytes_per_block(self.config.block_size),
             head_block_bytes=head.block_bytes if head else 0,
             head_activations=head.activation_bytes(self.buckets) if head else 0,
         )
+
+    @property
+    def _lines(self) -> Lines | None:
+        """How the cache lies where the attention wants it in lines."""
+        c = self._model_on_one
+        return Lines(c.num_kv_heads, c.head_dim, self.cache_dtype) if self._ops.cache_in_lines else None
 
     @property
     def _model_on_one(self) -> DecoderConfig:
@@ -168,9 +176,13 @@ class ModelRunner:
 
     def get_kv_cache_spec(self, num_blocks: int) -> KVCache:
         """Shapes of the cache arrays, with their places."""
+        if self._lines is not None:
+            devices = num_shards("kv_heads", self.placement.mesh)
+            spec = self._lines.abstract(self.layout.slots * num_blocks, self.config.block_size, devices)
+            return self.placement.cache(spec)
         c = self.model.config
         sizes = (self.layout.slots * num_blocks, self.config.block_size, c.num_kv_heads, c.head_dim)
-        form = {"planes": c.cache_planes, "on_cpu": self.platform == "cpu"}
+        form = {"planes": c.cache_planes, "as_bits": self.platform == "cpu"}
         return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, **form))
 
     def initialize_kv_cache(self, num_blocks: int, *, allocate: bool = True) -> None:

@@ -9,6 +9,7 @@ import jax
 
 from noria.ops.experts import ragged, reference, tiled
 from noria.ops.experts.types import Choice, ExpertMatrices
+from noria.ops.grouped_matmul import api as grouped_matmul
 from noria.ops.linear.api import Backend
 
 __all__ = ["Choice", "ExpertMatrices", "Experts", "choose"]
@@ -43,4 +44,6 @@ def choose(linear: Backend, platform: str) -> Experts:
     """The implementation that goes with a linear op: the fastest that the platform ("cpu", "gpu", "tpu") has."""
     if linear.name == "reference":
         return reference.experts
-    return partial(tiled.experts, linear=linear.linear) if platform == "cpu" else ragged.experts
+    if platform == "cpu":
+        return partial(tiled.experts, linear=linear.linear)
+    return partial(ragged.experts, multiply=grouped_matmul.choose(platform))

@@ -55,7 +55,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 @tree_util.register_dataclass
 @dataclass(frozen=True)
 class DenseWeight:
-    """data: [layers, out, in], as checkpoints store matrices; int8 with scale, float32 [layers, out].
+    """data: [layers, out, in], as checkpoints store matrices; 8-bit ones with scale, float32 [layers, out].
 
     Those of experts are [layers, experts, out, in], see ops/experts.
     """
