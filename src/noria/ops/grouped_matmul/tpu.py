@@ -101,7 +101,8 @@ def grouped_matmul(
     interpret: Any = False,
 ) -> jax.Array:
     """See api.py; where unsupported has a reason, XLA's. sizes: of tests; interpret: as of pallas_call."""
-    if unsupported(*matrices.shape[1:], x.dtype.itemsize, matrices.dtype.itemsize) is not None:
+    _, out, inside = matrices.shape
+    if unsupported(out, inside, x.dtype.itemsize, matrices.dtype.itemsize) is not None:
         return reference.grouped_matmul(x, matrices, counts, first, scale)
     # Here, because their import takes longer than all of noria's, and CPUs have no use for it.
     from jax.experimental import pallas as pl
