@@ -239,6 +239,11 @@ class EngineConfig:
     device: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
     tensor_parallel_size: int = 1  # devices that share the matrices, heads and vocabulary of the model
     device_order: tuple[int, ...] = ()  # ids of the devices to use, in the order of the shards; (): as they come
+    nnodes: int = 1  # hosts that run the engine as one program, with a process on each; see docs/deployment.md
+    node_rank: int = 0  # which of the hosts this is; 0 answers, and the others do as it says
+    master_addr: str = "127.0.0.1"  # address of host 0, where the others find it
+    master_port: int = 29501  # of host 0, which takes the next port, too
+    distributed_timeout_seconds: int = 300  # that the hosts wait for each other at start
 
     max_model_len: int | None = None  # tokens of prompt and output together
     max_num_seqs: int | None = None  # requests that run at the same time
@@ -277,7 +282,8 @@ class EngineConfig:
             if not is_a(value, kind):
                 raise ConfigError(f"{field} must be {describe(kind)}, not {value!r}")
         positive = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks_override")
-        for name in (*positive, "kv_cache_memory_bytes", "compile_threads", "tensor_parallel_size"):
+        counts = ("tensor_parallel_size", "nnodes", "distributed_timeout_seconds")
+        for name in (*positive, "kv_cache_memory_bytes", "compile_threads", *counts):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
@@ -294,6 +300,17 @@ class EngineConfig:
             raise ConfigError(f"extra_token_buckets must be sizes of at least 2, not {self.extra_token_buckets}")
         if not 0 < self.memory_utilization <= 1:
             raise ConfigError(f"memory_utilization must be in (0, 1], not {self.memory_utilization}")
+        self._check_hosts()
+
+    def _check_hosts(self) -> None:
+        if not 0 <= self.node_rank < self.nnodes:
+            raise ConfigError(
+                f"node_rank must be 0 to nnodes - 1 ({self.nnodes - 1}), not {self.node_rank}; every host has its own"
+            )
+        if not self.master_addr:
+            raise ConfigError("master_addr must be the address of host 0, not empty")
+        if not 1 <= self.master_port < 2**16 - 1:  # the next one is needed, too
+            raise ConfigError(f"master_port must be 1 to {2**16 - 2}, not {self.master_port}")
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:

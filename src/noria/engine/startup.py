@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -15,11 +16,14 @@ from jax.sharding import Mesh
 from noria.cache.paged_cache import PagedCache
 from noria.config import EngineConfig, ModelLimits, ResolvedConfig, cache_home
 from noria.engine.core import EngineCore
+from noria.engine.hosts.lead import Hosts, LeadRunner
+from noria.engine.hosts.meeting import greet
 from noria.engine.structured import StructuredRequests
 from noria.errors import ConfigError
 from noria.grammar.compiler import GrammarCompiler
 from noria.models.registry import build_model
-from noria.parallel.mesh import MeshShape, make_mesh, pick_devices
+from noria.parallel.mesh import MeshShape, devices_of_hosts, make_mesh, pick_devices
+from noria.runner.capture import CaptureReport
 from noria.runner.memory import MemoryPlan
 from noria.runner.runner import ModelRunner
 from noria.scheduler.scheduler import Scheduler
@@ -31,6 +35,10 @@ from noria.weights.hub import resolve_model
 _log = logging.getLogger(__name__)
 # Yields a function (done, total) that shows how far something is; the text says what.
 ProgressBar = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
+
+
+def no_bar(stage: str) -> AbstractContextManager[Callable[[int, int], None]]:
+    return nullcontext(lambda done, total: None)
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,12 @@ class Engine:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     report: StartupReport
+    hosts: Hosts | None = None  # the others, where several run the engine
+
+    def check_hosts(self) -> None:
+        """Raises EngineDeadError when one of them is gone."""
+        if self.hosts is not None:
+            self.hosts.check()
 
 
 def start(config: EngineConfig, progress: ProgressBar | None = None) -> Engine:
@@ -83,36 +97,94 @@ def compile_programs(config: EngineConfig, progress: ProgressBar | None = None) 
 
 
 def _start(config: EngineConfig, progress: ProgressBar | None, *, programs_only: bool) -> Engine:
-    bar = progress or (lambda _: nullcontext(lambda done, total: None))
-    mesh = _mesh(config)
-    platform = mesh.devices.flat[0].platform
-    path = resolve_model(config.model, config.revision, cache_home())
+    if config.nnodes == 1:
+        return _begin(config, progress, None, programs_only)
+    if config.node_rank:
+        raise ConfigError(
+            f"node_rank {config.node_rank} follows host 0 and answers nothing itself: start it with noria serve, or "
+            "with noria.follow in Python"
+        )
+    bar = progress or no_bar
+    with bar(f"waiting for {config.nnodes - 1} other hosts at {config.master_addr}:{config.master_port}"):
+        hosts = Hosts.meet(config)
+    try:
+        return _begin(config, progress, hosts, programs_only)
+    except BaseException as error:
+        hosts.fail(error)
+        raise
+
+
+def _begin(config: EngineConfig, progress: ProgressBar | None, hosts: Hosts | None, programs_only: bool) -> Engine:
+    bar = progress or no_bar
+    if hosts is None:
+        mesh, make = make_engine_mesh(config), ModelRunner
+    else:
+        with hosts.guard():
+            mesh, make = make_engine_mesh(config), partial(LeadRunner, hosts)
+            greet(mesh)
+    path = find_model(config)
     with open_checkpoint(path, config_only=config.load_format == "dummy") as checkpoint:
-        model = build_model(checkpoint.config)
-        limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
-        resolved = config.resolve(limits, platform)
         tokenizer = _tokenizer(config, path)
-        dtype = _dtype(config, checkpoint, platform)
-        runner = ModelRunner(resolved, model, dtype, mesh, tokenizer.vocab_size or model.config.vocab_size)
+        runner = build_runner(make, config, checkpoint, mesh, tokenizer.vocab_size)
         runner.profile_run()
-        source = None if config.load_format == "dummy" else checkpoint
         begin = time.perf_counter()
-        if programs_only:
-            runner.describe_model(source)
-        else:
-            with bar("loading weights") as show:
-                runner.load_model(source, show)
-        eos = _eos_token_ids(checkpoint, tokenizer, model.config.vocab_size)
+        plan = _load(runner, checkpoint, bar, programs_only)
+        eos = _eos_token_ids(checkpoint, tokenizer, runner.model.config.vocab_size)
     load_s = time.perf_counter() - begin
-    plan = runner.profile_run()  # now with what the weights really take
-    runner.initialize_kv_cache(plan.num_blocks, allocate=not programs_only)
-    with bar("compiling") as show:
-        capture = runner.capture_model(show)
+    capture = _prepare(runner, plan.num_blocks, bar, programs_only)
     report = StartupReport(capture.programs, capture.compiled, load_s, capture.seconds, plan)
     _log.info("%s", report)
-    structured = StructuredRequests(GrammarCompiler(tokenizer, eos), model.config.vocab_size)
+    resolved, vocab_size = runner.config, runner.model.config.vocab_size
+    structured = StructuredRequests(GrammarCompiler(tokenizer, eos), vocab_size)
     core = EngineCore(runner, _scheduler(resolved, runner, plan), structured, resolved.async_scheduling)
-    return Engine(resolved, core, tokenizer, model.config.vocab_size, eos, report)
+    return Engine(resolved, core, tokenizer, vocab_size, eos, report, hosts)
+
+
+def find_model(config: EngineConfig) -> Path:
+    """Where the model lies on this host. Raises WeightsError."""
+    return resolve_model(config.model, config.revision, cache_home())
+
+
+def build_runner(
+    make: Callable[..., ModelRunner], config: EngineConfig, checkpoint: Checkpoint, mesh: Mesh, num_valid_tokens: int
+) -> ModelRunner:
+    """make: ModelRunner or a function with its arguments. num_valid_tokens: ids the tokenizer knows; 0 for all that
+    the model has. Raises ConfigError."""
+    model, platform = build_model(checkpoint.config), mesh.devices.flat[0].platform
+    limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
+    resolved = config.resolve(limits, platform)
+    dtype = _dtype(config, checkpoint, platform)
+    return make(resolved, model, dtype, mesh, num_valid_tokens or model.config.vocab_size)
+
+
+def load_weights_or_shapes(
+    runner: ModelRunner, checkpoint: Checkpoint, *, programs_only: bool, bar: ProgressBar = no_bar
+) -> None:
+    """Raises WeightsError."""
+    source = None if runner.config.load_format == "dummy" else checkpoint
+    if programs_only:
+        runner.describe_model(source)
+    else:
+        with bar("loading weights") as show:
+            runner.load_model(source, show)
+
+
+def _load(runner: ModelRunner, checkpoint: Checkpoint, bar: ProgressBar, programs_only: bool) -> MemoryPlan:
+    """Returns the plan with what the weights really take."""
+    here = lambda: load_weights_or_shapes(runner, checkpoint, programs_only=programs_only, bar=bar)
+    if isinstance(runner, LeadRunner):
+        return runner.load(here, programs_only=programs_only)
+    here()
+    return runner.profile_run()
+
+
+def _prepare(runner: ModelRunner, num_blocks: int, bar: ProgressBar, programs_only: bool) -> CaptureReport:
+    def here() -> CaptureReport:
+        runner.initialize_kv_cache(num_blocks, allocate=not programs_only)
+        with bar("compiling") as show:
+            return runner.capture_model(show)
+
+    return runner.prepare(num_blocks, here) if isinstance(runner, LeadRunner) else here()
 
 
 def _scheduler(config: ResolvedConfig, runner: ModelRunner, plan: MemoryPlan) -> Scheduler:
@@ -133,7 +205,7 @@ def _tokenizer(config: EngineConfig, model: Path) -> Tokenizer:
     return load_tokenizer(Path(config.tokenizer) if config.tokenizer else model, config.chat_template)
 
 
-def _mesh(config: EngineConfig) -> Mesh:
+def make_engine_mesh(config: EngineConfig) -> Mesh:
     """Of the first devices there are, or of those that device_order names."""
     try:
         devices = jax.devices(None if config.device == "auto" else config.device)
@@ -147,13 +219,20 @@ def _mesh(config: EngineConfig) -> Mesh:
             f"tensor_parallel_size ({size}) needs as many devices, but there are {len(devices)} here "
             f"({devices[0].platform}); lower it"
         )
+    if config.nnodes > 1:
+        devices = devices if order else devices_of_hosts(devices, size, config.nnodes)
+        if devices[0].platform != "tpu":  # whose hosts count as slices each; here they are what the option says
+            order = order or tuple(device.id for device in devices)
     if not order:
         return make_mesh(MeshShape(model=size), devices[:size])
     if len(order) != size:
         raise ConfigError(
             f"device_order names {len(order)} devices, but tensor_parallel_size is {size}; name one for each shard"
         )
-    return make_mesh(MeshShape(model=size), pick_devices(devices, order), order)
+    mesh = make_mesh(MeshShape(model=size), pick_devices(devices, order), order)
+    if (here := len({device.process_index for device in mesh.devices.flat})) < config.nnodes:
+        raise ConfigError(f"device_order names devices of {here} of the {config.nnodes} hosts; name some of each")
+    return mesh
 
 
 def _dtype(config: EngineConfig, checkpoint: Checkpoint, platform: str) -> str:

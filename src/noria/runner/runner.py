@@ -112,7 +112,7 @@ class ModelRunner:
         """From a checkpoint, or, when there is none, random weights."""
         declaration, put = self._checkpoint_model.declaration(), self.placement.put
         if checkpoint is None:
-            with jax.default_device(self.placement.devices[0]):
+            with jax.default_device(self.placement.local_devices[0]):
                 weights = random_params(declaration, self.dtype, self.config.seed or 0)
             if not self._matrices.is_plain:
                 weights = _map_weights(self._matrices.convert, weights)
@@ -156,7 +156,7 @@ class ModelRunner:
             shapes = self.placement.map(describe, declaration, abstract_params(declaration, self.dtype))
         if available is None:
             loaded = [leaf for leaf in jax.tree.leaves(self._weights) if isinstance(leaf, jax.Array)]
-            free = available_bytes(self.placement.devices) + self.placement.bytes_on_one(loaded)
+            free = available_bytes(self.placement.local_devices) + self.placement.bytes_on_one(loaded)
             available = int(free * self.config.memory_utilization)
         return plan_memory(
             self.config,
@@ -189,7 +189,7 @@ class ModelRunner:
             zeros = lambda shapes: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype, device=s.sharding), shapes)
             self._sampled = zeros(self._sampled)
             on_cpu = self.platform == "cpu" and native.available() and not self.placement.is_parallel
-            with jax.default_device(self.placement.devices[0]):
+            with jax.default_device(self.placement.local_devices[0]):
                 self._cache = native.uninitialized(spec) if on_cpu else zeros(spec)
         steps = StepPrograms(
             model=self.model,
