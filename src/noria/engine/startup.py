@@ -17,7 +17,7 @@ from noria.cache.paged_cache import PagedCache
 from noria.config import EngineConfig, ModelLimits, ResolvedConfig, cache_home
 from noria.engine.core import EngineCore
 from noria.engine.hosts.lead import Hosts, LeadRunner
-from noria.engine.hosts.meeting import greet
+from noria.engine.hosts.world import greet
 from noria.engine.structured import StructuredRequests
 from noria.errors import ConfigError
 from noria.grammar.compiler import GrammarCompiler

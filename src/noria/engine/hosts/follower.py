@@ -15,7 +15,7 @@ import msgspec
 
 from noria.config import EngineConfig
 from noria.engine.hosts.link import BEAT_S, GOODBYE_S, SILENCE_S, STUCK_S, Link, end_process
-from noria.engine.hosts.meeting import become_one, greet, join
+from noria.engine.hosts.meeting import join
 from noria.engine.hosts.messages import (
     Beat,
     Execute,
@@ -31,6 +31,7 @@ from noria.engine.hosts.messages import (
     masks_of,
     schedule_of,
 )
+from noria.engine.hosts.world import become_one, greet
 from noria.engine.startup import build_runner, find_model, load_weights_or_shapes, make_engine_mesh
 from noria.errors import ConfigError, EngineDeadError, NoriaError, named
 from noria.runner.results import SampledTokens

@@ -17,7 +17,7 @@ import msgspec
 
 from noria.config import EngineConfig
 from noria.engine.hosts.link import BEAT_S, GOODBYE_S, SILENCE_S, STUCK_S, Link, end_process, frame
-from noria.engine.hosts.meeting import become_one, gather
+from noria.engine.hosts.meeting import gather
 from noria.engine.hosts.messages import (
     Beat,
     Failed,
@@ -31,6 +31,7 @@ from noria.engine.hosts.messages import (
     execute,
     sample,
 )
+from noria.engine.hosts.world import become_one
 from noria.errors import EngineDeadError, NoriaError, named
 from noria.runner.capture import CaptureReport
 from noria.runner.memory import MemoryPlan

@@ -1,22 +1,15 @@
-"""How hosts find each other: host 0 listens, the others come, and all of them become one world of JAX's."""
+"""How hosts find each other: host 0 listens, the others come, and what does not fit together is told to all of them."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import socket
-import sys
 import time
-from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import msgspec
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from noria.config import EngineConfig
 from noria.engine.hosts.link import Link
@@ -78,49 +71,21 @@ def join(config: EngineConfig) -> Link:
             why = str(error.strerror or error)
             time.sleep(_RETRY_S)
             continue
-        with contextlib.suppress(OSError, msgspec.MsgspecError):  # host 0 may have started over
+        try:
             if _is_welcome(link, config, deadline + _MARGIN_S):
                 return link
-            why = "it closed the connection"
+            why = "it closed the connection"  # it may start over
+        except (OSError, msgspec.MsgspecError) as error:
+            why = str(error)
+        except BaseException:
+            link.close()
+            raise
         link.close()
         time.sleep(_RETRY_S)
     raise ConfigError(
         f"host 0 was not found at {where} within {config.distributed_timeout_seconds} s ({why}); start it with the "
         "same nnodes, or check master_addr and master_port"
     )
-
-
-def become_one(config: EngineConfig) -> None:
-    """JAX's devices are those of all hosts from here on. Raises ConfigError when this process cannot take part."""
-    if jax.distributed.is_initialized():
-        raise ConfigError("nnodes: a process can join other hosts only once; start a new process for a new engine")
-    # A host that is lost is noted by noria, and in seconds; JAX would abort every process, after minutes.
-    jax.config.update("jax_enable_recoverability", True)
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
-    host = f"[{config.master_addr}]" if ":" in config.master_addr else config.master_addr
-    address = f"{host}:{config.master_port + 1}"
-    try:
-        jax.distributed.initialize(
-            address,
-            config.nnodes,
-            config.node_rank,
-            cluster_detection_method="deactivate",
-            coordinator_bind_address=address,
-            initialization_timeout=config.distributed_timeout_seconds,
-        )
-    except RuntimeError as error:  # XlaRuntimeError is one
-        first = str(error).splitlines()[0]
-        raise ConfigError(f"the hosts cannot become one at {address}, the port after master_port: {first}") from None
-
-
-def greet(mesh: Mesh) -> None:
-    """A first sum over all devices of the mesh: what is in the way between hosts shows before anything is loaded."""
-    everywhere = PartitionSpec(tuple(mesh.axis_names))
-    one = jax.make_array_from_callback((mesh.size,), NamedSharding(mesh, everywhere), lambda _: np.ones(1, np.int32))
-    with _stdout_to_stderr():  # the CPU's collectives say on stdout, which is the answer's, that they are connected
-        total = jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(one)
-        if int(total) != mesh.size:
-            raise ConfigError(f"the {mesh.size} devices of the hosts add up to {int(total)}; is the network sound?")
 
 
 def _listener(config: EngineConfig) -> socket.socket:
@@ -195,15 +160,3 @@ def _options(config: EngineConfig) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("noria", "jax", "jaxlib")}
-
-
-@contextlib.contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
