@@ -54,6 +54,7 @@ def _serve_replicas(engine: EngineConfig, config: ServerConfig, model: str) -> N
     """The model is found on each machine anew."""
     if engine.nnodes > 1:
         raise ConfigError("replicas and nnodes cannot be used together: a replica is one host; leave one of them out")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers, unless it is told not to
     try:
         from noria.server.replicas.ray_serve import serve_replicas
     except ImportError as error:

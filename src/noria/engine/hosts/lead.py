@@ -183,11 +183,14 @@ class Hosts:
         for link in self._links.values():
             with contextlib.suppress(OSError):
                 link.send_frame(data)
+        threading.Thread(target=self._end_if_stuck, args=(error,), name="noria-host-end", daemon=True).start()
+
+    def _end_if_stuck(self, error: NoriaError) -> None:
         guarded = self._guarded
-        if guarded % 2:
-            timer = threading.Timer(STUCK_S, lambda: self._guarded == guarded and end_process(error))
-            timer.daemon = True
-            timer.start()
+        while not self._closing.wait(STUCK_S):
+            if guarded % 2 and guarded == self._guarded:
+                end_process(error)
+            guarded = self._guarded
 
 
 class LeadRunner(ModelRunner):

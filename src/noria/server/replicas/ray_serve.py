@@ -22,8 +22,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from noria.config import EngineConfig
-from noria.errors import ConfigError, NoriaError
-from noria.server.errors import api_error
+from noria.errors import ConfigError, UnavailableError
+from noria.server.errors import ApiError, api_error
 from noria.server.log import show_access_log
 from noria.server.replicas.relay import AnswerHead, RelayedRequest
 from noria.server.replicas.replica import EngineReplica
@@ -31,9 +31,11 @@ from noria.server.replicas.routing import preferred, routing_key
 from noria.server.requests import read_body
 from noria.server.settings import ServerConfig
 
+_log = logging.getLogger(__name__)
 _APPLICATION = "noria"
 _MOST_ONGOING = 100_000  # requests of the front: the replicas refuse what is too much, with a reason
 _HEALTH_S = 5.0
+_START_RETRIES = 1  # what is wrong with the options is wrong the next time, too
 _GRACE_S = 15.0  # beyond drain_timeout, for an engine to end
 
 
@@ -81,14 +83,18 @@ class Front:
     async def __call__(self, request: Request) -> Response:
         try:
             body = await read_body(request, self._max_body_bytes)
-        except NoriaError as error:
-            return api_error(error).response()
+        except ApiError as error:
+            return error.response()
         client = request.client.host if request.client else None
         relayed = RelayedRequest(
             request.method, request.url.path, request.url.query.encode(), request.headers.raw, body, client
         )
         parts = self._replicas.answer.remote(relayed, key=routing_key(body) if body else None)
-        head = await anext(parts)
+        try:
+            head = await anext(parts)
+        except Exception:  # of Ray's, of many types
+            _log.exception("a replica did not answer")
+            return api_error(UnavailableError("the replica that had the request is gone; try again")).response()
         assert isinstance(head, AnswerHead)
         response = StreamingResponse(_rest(parts), head.status)
         response.raw_headers = head.headers
@@ -107,10 +113,10 @@ def serve_replicas(engine: EngineConfig, config: ServerConfig, name: str, note: 
     engine: its model is a path or name that means the same on every machine of the cluster. Raises ConfigError when the
     cluster is too small, or a replica cannot start.
     """
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     ray.init(logging_level=logging.WARNING, log_to_driver=True)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # Ray had its own
+        signal.signal(number, lambda *_: stop.set())
     try:
         needs = resources_of(engine, ray.cluster_resources())
         check_room(needs, config.replicas, ray.cluster_resources())
@@ -137,6 +143,7 @@ def _application(engine: EngineConfig, config: ServerConfig, name: str, needs: M
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
         graceful_shutdown_timeout_s=config.drain_timeout + _GRACE_S,
         health_check_period_s=_HEALTH_S,
+        max_constructor_retry_count=_START_RETRIES,
     ).bind(engine, config, name)
     front = serve.deployment(
         Front,
