@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 from server_process import ServerProcess, wait_for
 
-pytest.importorskip("ray")
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra ray"),
+]
 
 
 def free_port() -> int:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]
 
