@@ -300,13 +300,8 @@ class EngineConfig:
             raise ConfigError(f"extra_token_buckets must be sizes of at least 2, not {self.extra_token_buckets}")
         if not 0 < self.memory_utilization <= 1:
             raise ConfigError(f"memory_utilization must be in (0, 1], not {self.memory_utilization}")
-        self._check_hosts()
-
-    def _check_hosts(self) -> None:
         if not 0 <= self.node_rank < self.nnodes:
-            raise ConfigError(
-                f"node_rank must be 0 to nnodes - 1 ({self.nnodes - 1}), not {self.node_rank}; every host has its own"
-            )
+            raise ConfigError(f"node_rank must be 0 to nnodes - 1 ({self.nnodes - 1}), not {self.node_rank}")
         if not self.master_addr:
             raise ConfigError("master_addr must be the address of host 0, not empty")
         if not 1 <= self.master_port < 2**16 - 1:  # the next one is needed, too
