@@ -113,12 +113,13 @@ def execute(schedule: Schedule) -> Execute:
 
 
 def schedule_of(message: Execute) -> Schedule:
-    wire = message.schedule
-    new = tuple(
-        NewRequest(**msgspec.structs.asdict(new) | {"sampling_params": unpack_params(new.sampling_params)})
-        for new in wire.new_requests
-    )
-    return Schedule(**msgspec.structs.asdict(wire) | {"new_requests": new})
+    wire = msgspec.structs.asdict(message.schedule)
+    return Schedule(**{**wire, "new_requests": tuple(map(_request_of, wire["new_requests"]))})
+
+
+def _request_of(wire: Any) -> NewRequest:
+    fields = msgspec.structs.asdict(wire)
+    return NewRequest(**{**fields, "sampling_params": unpack_params(fields["sampling_params"])})
 
 
 def sample(masks: GrammarMasks | None) -> Sample:
