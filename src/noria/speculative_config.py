@@ -77,14 +77,16 @@ class SpeculativeConfig:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return json.dumps({name: value for name, value in dataclasses.asdict(self).items() if value != defaults[name]})
 
-    def check(self, max_model_len: int, max_num_batched_tokens: int, tensor_parallel_size: int) -> None:
+    def check(self, max_model_len: int, max_num_batched_tokens: int, num_devices: int, nnodes: int = 1) -> None:
         """Raises ConfigError when a whole burst of drafts could never be verified, or when the method cannot be had on
-        so many devices."""
-        if self.method == "eagle3" and tensor_parallel_size > 1:
+        so many devices or hosts."""
+        if self.method == "eagle3" and num_devices > 1:
             raise _error(
-                f"the method eagle3 works on one device, not with tensor_parallel_size {tensor_parallel_size}; leave "
-                "that out, or choose another method"
+                f"the method eagle3 works on one device, not on {num_devices}; leave tensor_parallel_size and "
+                "expert_parallel_size out, or choose another method"
             )
+        if self.method != "ngram" and nnodes > 1:
+            raise _error(f"the method {self.method} works on one host, not with nnodes {nnodes}; choose ngram")
         for name, limit in (("max_model_len", max_model_len), ("max_num_batched_tokens", max_num_batched_tokens)):
             if self.num_speculative_tokens >= limit:
                 raise _error(

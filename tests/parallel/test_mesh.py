@@ -18,7 +18,7 @@ from noria.errors import ConfigError
 from noria.models.config import DecoderConfig
 from noria.models.registry import build_model
 from noria.nn.param import is_param
-from noria.parallel.mesh import MeshShape, make_mesh
+from noria.parallel.mesh import MeshShape, devices_of_hosts, make_mesh
 from noria.parallel.rules import RULES, check_sizes, kv_copies, on_one_device, partition, with_kv_copies
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "models"
@@ -31,6 +31,7 @@ class Device:
     id: int
     slice_index: int = 0
     platform: str = "cpu"
+    process_index: int = 0
 
 
 def devices(count: int, slices: int = 1) -> list[Any]:
@@ -71,6 +72,18 @@ def test_only_the_data_axis_reaches_across_slices() -> None:
     assert slices[:, 0].tolist() == [0, 0, 1, 1]
     with pytest.raises(ConfigError, match="the 2 slices must divide the data axis of the mesh, which is 1"):
         make_mesh(MeshShape(model=8), interleaved)
+
+
+def test_every_host_gives_as_many_devices() -> None:
+    eight = [Device(index, process_index=index // 4) for index in range(8)]
+    assert [device.id for device in devices_of_hosts(eight, 4, 2)] == [0, 1, 4, 5]
+    assert devices_of_hosts(eight, 8, 2) == eight
+    with pytest.raises(ConfigError, match=r"3 devices cannot be shared by 2 hosts \(nnodes\)"):
+        devices_of_hosts(eight, 3, 2)
+    with pytest.raises(ConfigError, match="needs 5 devices of each of the 2 hosts, but host 0 has 4"):
+        devices_of_hosts(eight, 10, 2)
+    with pytest.raises(ConfigError, match="host 2 has 0"):
+        devices_of_hosts(eight, 3, 3)
 
 
 @pytest.mark.parametrize(

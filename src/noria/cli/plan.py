@@ -13,6 +13,7 @@ from rich.table import Table
 
 from noria.cli import options
 from noria.cli.display import counting_bar
+from noria.cli.main import UsageError
 from noria.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def main(args: Sequence[str]) -> int:
     values = options.values_of(chosen.engine)
     size = values.pop("tensor_parallel_size")
     config = EngineConfig(model=chosen.model, **values, tensor_parallel_size=size or 1)
+    if config.nnodes > 1:
+        raise UsageError("the topology says how many hosts there are; leave --nnodes out")
     # jax comes with the rest; errors of the options come first, and libtpu reads the environment when it is loaded.
     from noria.aot.topologies import parse_topology
 

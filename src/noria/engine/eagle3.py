@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from noria.cache.layout import BlockIds
-from noria.config import ResolvedConfig, cache_home
+from noria.config import EngineConfig, cache_home
 from noria.errors import ConfigError, WeightsError
 from noria.models.config import DecoderConfig
 from noria.models.eagle3 import Eagle3Head, build_head
@@ -79,7 +79,7 @@ class HeadFiles:
                 runner.head.load(source)
 
 
-def open_head(config: ResolvedConfig, files: ExitStack) -> HeadFiles | None:
+def open_head(config: EngineConfig, files: ExitStack) -> HeadFiles | None:
     """None where no head is asked for. files: closes it. Raises ConfigError when there is none of that name."""
     options = config.speculation
     if options is None or options.method != "eagle3":

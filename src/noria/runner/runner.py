@@ -148,7 +148,7 @@ class ModelRunner:
         if available is None:
             known = jax.tree.leaves((self._weights, head and head.weights))
             loaded = [leaf for leaf in known if isinstance(leaf, jax.Array)]
-            free = available_bytes(self.placement.devices) + self.placement.bytes_on_one(loaded)
+            free = available_bytes(self.placement.local_devices) + self.placement.bytes_on_one(loaded)
             available = int(free * self.config.memory_utilization)
         return plan_memory(
             self.config,
@@ -195,7 +195,7 @@ class ModelRunner:
             zeros = lambda shapes: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype, device=s.sharding), shapes)
             self._sampled = zeros(self._sampled)
             on_cpu = self.platform == "cpu" and native.available() and not self.placement.is_parallel
-            with jax.default_device(self.placement.devices[0]):
+            with jax.default_device(self.placement.local_devices[0]):
                 self._cache = native.uninitialized(spec) if on_cpu else zeros(spec)
         steps = StepPrograms(
             model=self.model,

@@ -114,7 +114,7 @@ class Shaper:
         """One that allows everything, kept on the device: steps without a grammar upload none."""
         if num_rows not in self._open_masks:
             ones = np.full((num_rows, self.mask_width), -1, np.int32)
-            self._open_masks[num_rows] = jax.device_put(ones, self._placement.replicated)
+            self._open_masks[num_rows] = self._placement.whole(ones)
         return self._open_masks[num_rows]
 
     def _take_tables(self) -> Tables:
