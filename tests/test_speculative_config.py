@@ -84,8 +84,17 @@ def test_a_burst_that_never_fits(options: dict[str, int], name: str) -> None:
 def test_a_head_works_on_one_device() -> None:
     eagle3 = {"method": "eagle3", "model": "m", "num_speculative_tokens": 3}
     assert resolved(speculative_config=eagle3).speculation is not None
-    with pytest.raises(ConfigError, match="eagle3 works on one device, not with tensor_parallel_size 2"):
+    with pytest.raises(ConfigError, match="eagle3 works on one device, not on 2"):
         resolved(speculative_config=eagle3, tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
+def test_models_that_draft_work_on_one_host(method: str) -> None:
+    drafting = {"method": method, "model": "m", "num_speculative_tokens": 3}
+    with pytest.raises(ConfigError, match=f"{method} works on one host, not with nnodes 2; choose ngram"):
+        resolved(speculative_config=drafting, nnodes=2)
+    assert resolved(speculative_config={"method": "ngram", "num_speculative_tokens": 3}, nnodes=2).nnodes == 2
+
 
 
 @pytest.mark.parametrize(
