@@ -41,7 +41,7 @@ class Shaper:
         shapes = Tables.abstract(rows, self._config.vocab_size)
         on_device = partial(jax.ShapeDtypeStruct, sharding=by_token)
         self._shapes: Tables = jax.tree.map(lambda shape: on_device(shape.shape, shape.dtype), shapes)
-        self._sampled = placement.host(jax.ShapeDtypeStruct((rows,), jnp.int32))
+        self._sampled = placement.host(jax.ShapeDtypeStruct((steps.shape.num_logit_rows,), jnp.int32))
         self._tables: Tables | None = None
         self._open_masks: dict[int, jax.Array] = {}  # by request bucket
         self.mask_width = mask_width(self._config.vocab_size)
@@ -114,7 +114,7 @@ class Shaper:
         """One that allows everything, kept on the device: steps without a grammar upload none."""
         if num_rows not in self._open_masks:
             ones = np.full((num_rows, self.mask_width), -1, np.int32)
-            self._open_masks[num_rows] = jax.device_put(ones, self._placement.replicated)
+            self._open_masks[num_rows] = self._placement.whole(ones)
         return self._open_masks[num_rows]
 
     def _take_tables(self) -> Tables:

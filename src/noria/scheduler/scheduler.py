@@ -17,11 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from noria.cache.layout import blocks_for_request
+from noria.cache.layout import BlockIds, blocks_for_request
 from noria.cache.paged_cache import CacheStats, PagedCache
 from noria.engine.request import FinishReason, Request, RequestStatus
 from noria.errors import ConfigError, RequestError
-from noria.scheduler.plan import Plan, new_request
+from noria.scheduler.plan import Plan, cut_counts, new_request
 from noria.scheduler.policy import Policy, WaitingQueue, order_key
 from noria.scheduler.results import take_prompt_logprobs, take_tokens
 from noria.scheduler.schedule import CachedRequest, Schedule, StepResult
@@ -191,11 +191,11 @@ class Scheduler:
             raise RuntimeError("schedule() was called before the oldest step was reported to update()")
         if self._in_flight and len(self._waiting):
             self._commit(self._in_flight[0][1].filling)
-        if drafts and not self._has_room_for(drafts):
+        if drafts and not self._has_room_for({request_id: len(each) for request_id, each in drafts.items()}):
             drafts = _NO_DRAFTS
         num_steps = 1 if drafts else self._burst_length()
         step = Plan(num_steps, num_steps * self._max_num_batched_tokens, self.cache.block_size)
-        step.num_drafts_left = min(self._rows_with_drafts, self._max_num_batched_tokens) - len(self._running)
+        step.num_drafts_left = self._most_drafts
         self._schedule_running(step, drafts)
         if num_steps == 1 and not step.preempted:
             self._schedule_waiting(step)
@@ -241,11 +241,24 @@ class Scheduler:
             num_steps //= 2
         return max(num_steps, 1)
 
-    def _has_room_for(self, drafts: Drafts) -> bool:
-        """Whether all that run can go on and verify their drafts."""
+    def reserve(self, wanted: Mapping[str, int]) -> dict[str, tuple[int, BlockIds]]:
+        """Makes room for drafts before they are made; wanted: how many, by request, see schedule(). To be called right
+        before it. Returns how many of each can be verified, and its new blocks; nothing if there is no room."""
+        counts = cut_counts(wanted, self._most_drafts)
+        if not counts or not self._has_room_for(counts):
+            return {}
+        requests = {request_id: self._requests[request_id] for request_id in counts}
+        return {name: (counts[name], self.cache.allocate(r, 1 + counts[name]) or ()) for name, r in requests.items()}
+
+    @property
+    def _most_drafts(self) -> int:
+        """Of a step in which all that run take part."""
+        return min(self._rows_with_drafts, self._max_num_batched_tokens) - len(self._running)
+
+    def _has_room_for(self, counts: Mapping[str, int]) -> bool:
+        """Whether all that run can go on and verify so many drafts."""
         return self.cache.has_room_to_grow(
-            (r, r.num_tokens_to_compute - r.num_computed_tokens + len(drafts.get(r.request_id, ())))
-            for r in self._running
+            (r, r.num_tokens_to_compute - r.num_computed_tokens + counts.get(r.request_id, 0)) for r in self._running
         )
 
     def _can_admit(self) -> bool:
@@ -343,8 +356,10 @@ class Scheduler:
             outputs.append((request, taken := take_tokens(request, result, due - num_drafts, due)))
             if num_drafts and not request.is_finished:
                 request.num_computed_tokens -= due - len(taken)  # what was computed behind a wrong draft
-            if due > 1 and not is_waiting and request.finish_reason is not FinishReason.ERROR:
-                self.cache.commit(request)  # with the tokens that were sampled and computed in one burst
+            # With the tokens that were sampled and computed in one burst, or that a block was waiting for.
+            is_new = due > 1 or self.cache.lookahead
+            if is_new and not is_waiting and request.finish_reason is not FinishReason.ERROR:
+                self.cache.commit(request)
             if request.finish_reason is not None:
                 any_finished = True
                 if is_waiting:
