@@ -50,7 +50,7 @@ AXES: dict[str, tuple[Setting, ...]] = {
     "model": (
         Setting("gemma3", model="gemma3", quick=True),
         Setting("qwen2", model="qwen2", quick=True),
-        Setting("qwen3-moe", model="qwen3-moe", quick=True),
+        Setting("qwen3-moe", model="qwen3-moe"),
         Setting("deepseek-v3", model="deepseek-v3"),
         Setting("llama-wide", model="llama-wide"),
     ),

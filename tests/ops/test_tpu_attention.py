@@ -119,6 +119,7 @@ def test_copies_are_waited_for(capfd):
     assert "RACE" not in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_eight_bits_with_heads_side_by_side():
     compare("fast", cache_dtype="int8", head_dim=64, heads=8, kv_heads=4, window=FULL_ATTENTION, cap=3.0)
 

@@ -80,6 +80,7 @@ def test_families(family: str, sizes: tuple[int, ...], compile_cache_dir: str) -
     check_equal(run(GOLDEN / family, engines, compile_cache_dir))
 
 
+@pytest.mark.slow
 def test_experts_on_several_devices(compile_cache_dir: str) -> None:
     """Half of the experts on two each, which share them inside."""
     both = {"tensor_parallel_size": 2, "expert_parallel_size": 2, "device_order": [3, 6, 0, 5]}
