@@ -96,7 +96,6 @@ def test_models_that_draft_work_on_one_host(method: str) -> None:
     assert resolved(speculative_config={"method": "ngram", "num_speculative_tokens": 3}, nnodes=2).nnodes == 2
 
 
-
 @pytest.mark.parametrize(
     ("seqs", "budget", "most", "rows"),
     [
