@@ -43,7 +43,13 @@ def test_a_config_can_be_given_again() -> None:
         (NGRAM | {"prompt_lookup_min": 0}, "prompt_lookup_min"),
         (NGRAM | {"prompt_lookup_min": 6}, "at most prompt_lookup_max"),
         (NGRAM | {"prompt_lookup": 6}, "unknown option prompt_lookup"),
-        (NGRAM | {"model": "m"}, "model belongs to the method draft_model, not to ngram"),
+        (NGRAM | {"model": "m"}, "model belongs to the method draft_model or eagle3, not to ngram"),
+        ({"method": "eagle3", "num_speculative_tokens": 3}, "eagle3 needs a model"),
+        ({"method": "eagle3", "model": "m", "num_speculative_tokens": 17}, "must be 1 to 16, not 17"),
+        (
+            {"method": "eagle3", "model": "m", "num_speculative_tokens": 3, "prompt_lookup_min": 3},
+            "prompt_lookup_min belongs to the method ngram, not to eagle3",
+        ),
         ({"method": "draft_model", "num_speculative_tokens": 3}, "draft_model needs a model"),
         (
             {"method": "draft_model", "model": "m", "num_speculative_tokens": 3, "prompt_lookup_max": 3},
@@ -73,6 +79,21 @@ def test_what_is_wrong_is_named(given: Any, complaint: str) -> None:
 def test_a_burst_that_never_fits(options: dict[str, int], name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         resolved(speculative_config=NGRAM, **options)
+
+
+def test_a_head_works_on_one_device() -> None:
+    eagle3 = {"method": "eagle3", "model": "m", "num_speculative_tokens": 3}
+    assert resolved(speculative_config=eagle3).speculation is not None
+    with pytest.raises(ConfigError, match="eagle3 works on one device, not on 2"):
+        resolved(speculative_config=eagle3, tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
+def test_models_that_draft_work_on_one_host(method: str) -> None:
+    drafting = {"method": method, "model": "m", "num_speculative_tokens": 3}
+    with pytest.raises(ConfigError, match=f"{method} works on one host, not with nnodes 2; choose ngram"):
+        resolved(speculative_config=drafting, nnodes=2)
+    assert resolved(speculative_config={"method": "ngram", "num_speculative_tokens": 3}, nnodes=2).nnodes == 2
 
 
 @pytest.mark.parametrize(

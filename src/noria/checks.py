@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import types
 import typing
-from collections.abc import Iterable
 from typing import Any, Literal
-
-from noria.errors import RequestError
 
 
 def hints(cls: type) -> dict[str, Any]:
@@ -55,21 +50,3 @@ def describe(kind: Any) -> str:
     return {int: "an integer", float: "a number", str: "a string", bool: "true or false", type(None): "None"}.get(
         kind, getattr(kind, "__name__", str(kind))
     )
-
-
-def hint(name: str, known: Iterable[str]) -> str:
-    """What may have been meant by an unknown name."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
-
-
-def as_json(name: str, value: dict) -> str:
-    """Raises RequestError for what is not JSON in an option of structured_outputs."""
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise RequestError(f"structured_outputs: {name} is not JSON: {error}") from None
-
-
-def as_tuple(values: str | list[str] | tuple[str, ...] | None) -> tuple[str, ...]:
-    return (values,) if isinstance(values, str) else tuple(values or ())

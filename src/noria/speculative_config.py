@@ -13,8 +13,14 @@ from noria.checks import describe, hints, is_a
 from noria.errors import ConfigError
 
 MAX_SPECULATIVE_TOKENS = 16  # of one request in one step
-_OWN: Mapping[str, tuple[str, ...]] = MappingProxyType(  # options that have a meaning for one method only
-    {"ngram": ("prompt_lookup_min", "prompt_lookup_max"), "draft_model": ("model", "revision", "quantization")}
+_OWN: Mapping[str, tuple[str, ...]] = MappingProxyType(  # options that have a meaning for some methods only
+    {
+        "prompt_lookup_min": ("ngram",),
+        "prompt_lookup_max": ("ngram",),
+        "model": ("draft_model", "eagle3"),
+        "revision": ("draft_model", "eagle3"),
+        "quantization": ("draft_model", "eagle3"),
+    }
 )
 
 
@@ -22,13 +28,14 @@ _OWN: Mapping[str, tuple[str, ...]] = MappingProxyType(  # options that have a m
 class SpeculativeConfig:
     """How drafts are made."""
 
-    method: Literal["ngram", "draft_model"]
+    method: Literal["ngram", "draft_model", "eagle3"]
     num_speculative_tokens: int  # most drafts of one request in one step
     prompt_lookup_min: int = 3  # ngram: the shortest match that is continued
     prompt_lookup_max: int = 5  # ngram: longer matches are not told apart
-    model: str | None = None  # draft_model: a folder, a .gguf file, a Hub id, or a name that `noria pull` knows
-    revision: str | None = None  # draft_model: of a Hub id
-    quantization: Literal["auto", "none", "int8"] = "auto"  # draft_model: as the engine's option, for the draft
+    # draft_model: a folder, a .gguf file, a Hub id, or a name that `noria pull` knows; eagle3: a folder or a Hub id
+    model: str | None = None
+    revision: str | None = None  # draft_model, eagle3: of a Hub id
+    quantization: Literal["auto", "none", "int8"] = "auto"  # draft_model, eagle3: as the engine's, for the draft alone
 
     @classmethod
     def parse(cls, given: str | dict[str, Any]) -> SpeculativeConfig:
@@ -43,12 +50,16 @@ class SpeculativeConfig:
         for field in dataclasses.fields(cls):
             if field.default is dataclasses.MISSING and field.name not in options:
                 raise _error(f"{field.name} is missing; add it, as in {_EXAMPLE}")
-        for method, names in _OWN.items():
-            if method != options["method"] and (wrong := [name for name in names if name in options]):
-                raise _error(f"{wrong[0]} belongs to the method {method}, not to {options['method']}; leave it out")
+        for name, methods in _OWN.items():
+            if name in options and options["method"] not in methods:
+                raise _error(
+                    f"{name} belongs to the method {' or '.join(methods)}, not to {options['method']}; leave it out"
+                )
         config = cls(**options)
         if config.method == "draft_model" and not config.model:
             raise _error("the method draft_model needs a model; name one that has the same tokenizer")
+        if config.method == "eagle3" and not config.model:
+            raise _error("the method eagle3 needs a model; name the folder of a head that was made for the model")
         if not 1 <= config.num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
             raise _error(
                 f"num_speculative_tokens must be 1 to {MAX_SPECULATIVE_TOKENS}, not {config.num_speculative_tokens}"
@@ -66,14 +77,23 @@ class SpeculativeConfig:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return json.dumps({name: value for name, value in dataclasses.asdict(self).items() if value != defaults[name]})
 
-    def check(self, max_model_len: int, max_num_batched_tokens: int, num_ranks: int = 1) -> None:
+    def check(
+        self, max_model_len: int, max_num_batched_tokens: int, *, num_devices: int, num_ranks: int, nnodes: int
+    ) -> None:
         """max_num_batched_tokens: of a rank. Raises ConfigError when a whole burst of drafts could never be verified,
-        or for drafts by a model where there are several ranks."""
-        if num_ranks > 1 and self.method != "ngram":
+        or when the method cannot be had on so many ranks, devices or hosts."""
+        if self.method != "ngram" and num_ranks > 1:
             raise _error(
-                f"method {self.method} needs one rank, so neither data_parallel_size nor attention_data_parallel_size; "
-                "use method ngram"
+                f"the method {self.method} works on one rank, so with neither data_parallel_size nor "
+                "attention_data_parallel_size; leave them out, or choose ngram"
             )
+        if self.method == "eagle3" and num_devices > 1:
+            raise _error(
+                f"the method eagle3 works on one device, not on {num_devices}; leave tensor_parallel_size and "
+                "expert_parallel_size out, or choose another method"
+            )
+        if self.method != "ngram" and nnodes > 1:
+            raise _error(f"the method {self.method} works on one host, not with nnodes {nnodes}; choose ngram")
         for name, limit in (("max_model_len", max_model_len), ("max_num_batched_tokens", max_num_batched_tokens)):
             if self.num_speculative_tokens >= limit:
                 raise _error(

@@ -93,12 +93,13 @@ def test_llama_70b_fits_eight_chips() -> None:
 @needs_libtpu
 @pytest.mark.slow
 def test_a_decode_step_reads_little_more_than_it_must() -> None:
-    """Llama 3.1 8B on one chip, 64 rows. The kernel's reads of the cache are not in the compiler's count."""
+    """Llama 3.1 8B on one chip, 64 rows, of which the attention kernel declares the longest: 4096 tokens each."""
     sizes = ("--max-num-seqs", "64", "--max-num-batched-tokens", "64", "--max-model-len", "4096")
     plan = run("llama-3.1-8b", "--topology", "v6e:1x1", *sizes)
     (forward,) = [each for each in plan["programs"] if (each["name"], each["bucket"]) == ("forward", 64)]
     weights = 2 * (8.03e9 - 2 * 128256 * 4096)
-    assert weights < forward["bytes"] < 1.15 * weights
+    least = weights + 64 * 4096 * 2 * 8 * 128 * 2 * 32
+    assert least < forward["bytes"] < 1.15 * least
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from noria.grammar.compiler import GrammarCompiler
 from noria.grammar.matcher import Matcher
 from noria.runner import runner as runner_module
 from noria.step.decode import DecodeProgram
+from noria.step.draft_head import HeadPrograms
 from noria.step.programs import StepPrograms
 from noria.text.tokenizer import Tokenizer, Vocabulary
 
@@ -69,8 +70,8 @@ class SlowGrammars(GrammarCompiler):
 class WatchedDecode(DecodeProgram):
     """Keeps the checksums of the hidden states of every pass: behind the tokens, which get twice the room."""
 
-    def __init__(self, steps: StepPrograms, max_steps: int) -> None:
-        super().__init__(steps, 2 * max_steps)
+    def __init__(self, steps: StepPrograms, max_steps: int, head: HeadPrograms | None) -> None:
+        super().__init__(steps, 2 * max_steps, head)
 
     def _sample(self, weights: Any, hidden: jax.Array, inputs: Any, burst: Any) -> Any:
         after = super()._sample(weights, hidden, inputs, burst)

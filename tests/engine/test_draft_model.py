@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from engine_checks import check_idle
-from safetensors.numpy import load_file, save_file
 
 from noria import LLM, SamplingParams
 from noria.config import StructuredOutputsParams
@@ -20,21 +18,6 @@ from noria.errors import ConfigError
 
 TEXTS = ["the mill the mill", "flour", "the miller waits and waits for the river", "A", "under the old mill"]
 ENOUGH = 2**20  # bytes of the draft's cache: all requests fit
-
-
-@pytest.fixture(scope="session")
-def similar_model(tiny_text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with a little noise in its weights."""
-    folder = tmp_path_factory.mktemp("similar") / "model"
-    shutil.copytree(tiny_text_model, folder)
-    rng = np.random.default_rng(0)
-    weights = load_file(folder / "model.safetensors")
-    noisy = {
-        name: (value + 0.05 * value.std() * rng.standard_normal(value.shape)).astype(value.dtype)
-        for name, value in weights.items()
-    }
-    save_file(noisy, folder / "model.safetensors")
-    return folder
 
 
 def config_of(model: Path, count: int = 4) -> dict[str, Any]:

@@ -93,6 +93,23 @@ def test_preemption_on_every_rank(tiny_text_model: Path, compile_cache_dir: str)
     check(run(tiny_text_model, engines, compile_cache_dir, speaks=True))
 
 
+def test_experts(compile_cache_dir: str) -> None:
+    """Of each copy of the model for its own tokens; divided along both axes that may share them."""
+    engines: dict[str, dict[str, Any]] = {
+        "one": {},
+        "data 2": DATA_2,
+        "all": {**DATA_2, **ATTENTION_2, "expert_parallel_size": 2},
+    }
+    check(run(GOLDEN / "mixtral", engines, compile_cache_dir))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3-moe-dense-first", "deepseek-v3"])
+def test_families_with_experts(family: str, compile_cache_dir: str) -> None:
+    engines: dict[str, dict[str, Any]] = {"one": {}, "data 2": DATA_2, "attention-data 2": ATTENTION_2}
+    check(run(GOLDEN / family, engines, compile_cache_dir))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -119,8 +136,13 @@ def test_meshes_that_cannot_be_had(options: dict[str, Any], message: str) -> Non
         ),
         (
             {**DATA_2, "speculative_config": {"method": "draft_model", "model": "x", "num_speculative_tokens": 2}},
-            "speculative_config: method draft_model needs one rank.*use method ngram",
+            "speculative_config: the method draft_model works on one rank.*choose ngram",
         ),
+        (
+            {**ATTENTION_2, "speculative_config": {"method": "eagle3", "model": "x", "num_speculative_tokens": 2}},
+            "speculative_config: the method eagle3 works on one rank.*choose ngram",
+        ),
+        ({**DATA_2, "nnodes": 2}, "attention_data_parallel_size work on one host, not with nnodes 2; leave them out"),
     ],
 )
 def test_options_that_do_not_fit(options: dict[str, Any], message: str) -> None:

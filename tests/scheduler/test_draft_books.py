@@ -51,7 +51,7 @@ def make(num_blocks: int, windows: tuple[int | None, ...] = (None,)) -> tuple[Dr
 
 
 def wanted(key: int, token_ids: list[int], count: int) -> DraftRequest:
-    return DraftRequest(key, token_ids, count, SamplingParams(), 0)
+    return DraftRequest(key, "", token_ids, count, SamplingParams(), 0)
 
 
 def test_a_prompt_is_caught_up_in_chunks() -> None:

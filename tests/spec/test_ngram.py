@@ -59,7 +59,7 @@ def test_examples(token_ids: list[int], expected: list[int]) -> None:
 
 
 def request(key: str, token_ids: list[int], count: int = 2) -> DraftRequest:
-    return DraftRequest(key, token_ids, count, SamplingParams(), 0)
+    return DraftRequest(key, "", token_ids, count, SamplingParams(), 0)
 
 
 def test_each_sequence_has_an_index_of_its_own() -> None:

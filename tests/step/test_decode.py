@@ -62,7 +62,7 @@ class Outcome:
 def program(cache: Any, sampled: jax.Array, forward: jax.Array, sample: jax.Array) -> Any:
     model, ops = cast("Decoder", Successor()), Ops.choose("xla", "xla", "cpu")
     steps = StepPrograms(model, SHAPE, plan_layout((None,)), 1, VOCABULARY, ops)
-    return DecodeProgram(steps, MAX_STEPS).decode(None, cache, sampled, forward, sample)
+    return DecodeProgram(steps, MAX_STEPS).decode(None, cache, sampled, forward, sample)[:3]
 
 
 def request(name: str, token: int, stops: tuple[int, ...] = (), params: SamplingParams = GREEDY) -> NewRequest:

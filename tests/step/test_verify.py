@@ -121,6 +121,49 @@ def test_the_distribution_is_the_model_s(temperature: float, top_k: int, top_p: 
     assert np.mean(found[:, 1] != NONE) == pytest.approx(share, abs=0.01)
 
 
+@partial(jax.jit, static_argnums=3)
+def drafted_bursts(logits: Any, guesses: Any, packed: Any, count: int) -> Any:
+    """As bursts, with drafts that are drawn from logits of another model, with the same noise."""
+    rows = logits.shape[0]
+
+    def one(key: Any) -> Any:
+        inputs = SampleInputs.unpack(packed, _to_float)
+        inputs = dataclasses.replace(inputs, key_low=jnp.full((rows,), key), position=10 + inputs.place)
+        drafts = jnp.where(inputs.place < rows - 1, plain_sample(guesses, inputs), -1)
+        return accept(plain_sample(logits, inputs), dataclasses.replace(inputs, draft=drafts))
+
+    return lax.map(one, jnp.arange(count))
+
+
+FILTERS = [(0, 1.0), (5, 1.0), (0, 0.8), (6, 0.9)]
+DRAWS = [(temperature, *each) for temperature in (0.5, 1.0, 1.5) for each in FILTERS]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [pytest.param(*draw, marks=[] if draw == (1.0, 6, 0.9) else pytest.mark.slow) for draw in DRAWS],
+)
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_the_distribution_when_models_draft(method: str, temperature: float, top_k: int, top_p: float) -> None:
+    """50,000 draws; drafts that depend on the noise that the model draws with: of a model like it, and of a head that
+    lacks a part of the vocabulary, the second likeliest token included."""
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(3, VOCAB)).astype(np.float32) * 1.5
+    guesses = logits + 0.5 * rng.normal(size=(3, VOCAB)).astype(np.float32)
+    if method == "eagle3":
+        guesses[:, logits[0].argsort()[[-2, 0]]] = -np.inf
+    buffer, inputs = rows_of([[0, 0]])
+    inputs.temperature[:], inputs.top_k[:], inputs.top_p[:] = temperature, top_k, top_p
+    found = np.asarray(drafted_bursts(logits, guesses, buffer, 50_000))
+    assert 0.1 < np.mean(found[:, 1] != NONE) < 1
+    for place in range(2):
+        drawn = found[found[:, place] != NONE, place]
+        expected = probabilities(logits[place], temperature, top_k, top_p)
+        shares = np.bincount(drawn, minlength=VOCAB) / len(drawn)
+        # Of the second token there are fewer draws, the fewer the worse the drafts.
+        assert abs(shares - expected).sum() / 2 < 0.02 * max(1, np.sqrt(20_000 / len(drawn)))
+
+
 def probabilities(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
     x = logits.astype(np.float64) / temperature
     if top_k:

@@ -37,12 +37,13 @@ class ProgramFigures:
 def compile_all(
     jobs: Mapping[Hashable, Callable[[], Any]],
     *,
-    num_layers: int,
+    num_layers: int | None,
     mesh: Mesh,
     threads: int,
     progress: Callable[[int, int], None],
 ) -> list[ProgramFigures]:
-    """In the order of the jobs. A program that does not compile is one of the results."""
+    """In the order of the jobs. num_layers: of the loop that a forward pass is; None where it is several. A program
+    that does not compile is one of the results."""
     with ThreadPoolExecutor(threads, thread_name_prefix="noria-compile") as pool:
         futures = {pool.submit(_compile, key, job, num_layers, mesh): key for key, job in jobs.items()}
         found: dict[Hashable, ProgramFigures] = {}
@@ -52,7 +53,7 @@ def compile_all(
     return [found[key] for key in jobs]
 
 
-def _compile(key: Hashable, job: Callable[[], Any], num_layers: int, mesh: Mesh) -> ProgramFigures:
+def _compile(key: Hashable, job: Callable[[], Any], num_layers: int | None, mesh: Mesh) -> ProgramFigures:
     name, bucket = key if isinstance(key, tuple) else (key, None)
     begin = time.perf_counter()
     try:

@@ -40,6 +40,7 @@ class BatchShape:
     num_groups: int  # G: cache groups
     num_blocks: int  # B: entries of a block table, enough for max_model_len
     num_drafts: int = 0  # most drafts of a step
+    has_head: bool = False  # whether a draft head follows the model, which needs one rank
     num_ranks: int = 1
 
     @property
@@ -51,6 +52,11 @@ class BatchShape:
     def all_rows(self) -> int:
         """Of all ranks: max_num_seqs."""
         return self.num_ranks * self.num_rows
+
+    @property
+    def all_logit_rows(self) -> int:
+        """Of all ranks."""
+        return self.num_ranks * self.num_logit_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +118,29 @@ class ForwardInputs:
         """T of a buffer of that size."""
         fixed = _size(cls.shapes(shape, 0))
         return (buffer_size - fixed) // (_size(cls.shapes(shape, 1)) - fixed)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadInputs:
+    """int32 arrays for a draft head that follows a step, see HeadPrograms.follow. T tokens, L rows of the head pass."""
+
+    next_ids: Any  # [T]: the token behind each token
+    next_sources: Any  # [T]: its place among those that the step samples; -1 where next_ids has it
+    state_rows: Any  # [L]: row of the batch behind each row of the head pass; R for padding
+
+    @staticmethod
+    def shapes(shape: BatchShape, num_tokens: int) -> Shapes:
+        return (("next_ids", (num_tokens,)), ("next_sources", (num_tokens,)), ("state_rows", (shape.num_logit_rows,)))
+
+    @classmethod
+    def allocate(cls, shape: BatchShape, num_tokens: int) -> tuple[np.ndarray, HeadInputs]:
+        """A buffer of zeros and the inputs as views into it."""
+        buffer = np.zeros(_size(cls.shapes(shape, num_tokens)), np.int32)
+        return buffer, cls.unpack(buffer, shape, num_tokens)
+
+    @classmethod
+    def unpack(cls, buffer: Any, shape: BatchShape, num_tokens: int) -> HeadInputs:
+        return cls(**_views(buffer, cls.shapes(shape, num_tokens)))
 
 
 class _Rows:

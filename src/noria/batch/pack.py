@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from noria.batch.buckets import Buckets, pick
-from noria.batch.inputs import BatchShape, ForwardInputs, SampleInputs, ShapingInputs
+from noria.batch.inputs import BatchShape, ForwardInputs, HeadInputs, SampleInputs, ShapingInputs
 from noria.batch.persistent import PersistentBatch
 from noria.scheduler.schedule import Schedule
 
@@ -46,6 +46,8 @@ class StepInputs:
     # on one rank.
     places: np.ndarray | None = None
     has_drafts: bool = False
+    # What a draft head wants: int32, see HeadInputs, or of a burst the rows of the batch [num_rows]. None without.
+    head: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,15 @@ class _Places:
         if self.flat is None:
             return None if head is None else head.places
         return self.flat[None] if head is None else np.where(head.places >= 0, self.flat[head.places], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftInputs:
+    """The inputs of HeadPrograms.draft, all int32, of R rows."""
+
+    forward: np.ndarray  # see ForwardInputs; a token for each row
+    sample: np.ndarray  # see SampleInputs
+    state_rows: np.ndarray  # [R]: rows of the batch
 
 
 def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepInputs:
@@ -154,6 +165,7 @@ def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepIn
         else None,
         places=at.of_rows(head),
         has_drafts=head is not None,
+        head=_pack_head(batch, buffers[0], width, height, sampling, schedule.is_burst),
     )
 
 
@@ -169,6 +181,55 @@ def _parts(rows: np.ndarray, shape: BatchShape) -> list[slice]:
         return [slice(0, len(rows))]
     ends = np.cumsum(np.bincount(rows // shape.num_rows, minlength=shape.num_ranks)).tolist()
     return [slice(begin, end) for begin, end in zip([0, *ends], ends)]
+
+
+def pack_drafts(counts: Mapping[str, int], batch: PersistentBatch, num_rows: int) -> DraftInputs:
+    """For a draft head that makes so many drafts of each of these requests, whose tokens are all known, on one rank.
+
+    num_rows: request bucket.
+    """
+    shape, n = batch.shape, len(counts)
+    rows = np.fromiter((batch.row(request_id) for request_id in counts), np.int64, n)
+    buffer, inputs = ForwardInputs.allocate(shape, num_rows)
+    inputs.query_start[:] = np.minimum(np.arange(shape.num_rows + 1), n)
+    inputs.block_tables[:, :n] = batch.block_tables[:, rows]
+    inputs.distribution[:] = n
+    steps = np.fromiter(counts.values(), np.int64, n)
+    sample = _pack_sample(batch, rows, batch.num_tokens[rows], steps, _Places.of([n], num_rows), None)
+    return DraftInputs(buffer, sample, _padded_rows(rows, num_rows, shape.num_rows))
+
+
+def _padded_rows(rows: np.ndarray, count: int, padding: int) -> np.ndarray:
+    padded = np.full(count, padding, np.int32)
+    padded[: len(rows)] = rows
+    return padded
+
+
+def _pack_head(
+    batch: PersistentBatch,
+    forward: np.ndarray,
+    num_tokens: int,
+    num_rows: int,
+    sampling: tuple[np.ndarray, np.ndarray, np.ndarray],
+    is_burst: bool,
+) -> np.ndarray | None:
+    """sampling: of the rows of the head pass, row of the batch, position that is sampled, and whether it counts."""
+    shape = batch.shape
+    rows, ends, samples = sampling
+    if not shape.has_head:
+        return None
+    if is_burst:
+        return _padded_rows(rows, num_rows, shape.num_rows)
+    step = ForwardInputs.unpack(forward, shape, num_tokens)
+    buffer, inputs = HeadInputs.allocate(shape, num_tokens)
+    places = step.logit_rows[: len(rows)]
+    # Within a row the next token is at hand; behind the last of it is what is sampled, or more of the prompt.
+    inputs.next_ids[:-1] = step.token_ids[1:]
+    inputs.next_ids[places] = batch.token_ids[rows, ends]
+    inputs.next_sources[:] = -1
+    inputs.next_sources[places] = np.where(samples, np.arange(len(rows)), -1)
+    inputs.state_rows[:] = _padded_rows(rows, shape.num_logit_rows, shape.num_rows)
+    return buffer
 
 
 def _pack_forward(

@@ -110,6 +110,11 @@ class PersistentBatch:
             first = self.num_tokens[row]
             self.token_ids[row, first : first + len(drafts)] = drafts  # behind what is known
 
+    def extend(self, request_id: str, block_ids: tuple[list[int], ...]) -> None:
+        """More blocks of a request that has a row."""
+        for group, ids in enumerate(block_ids):
+            self._extend_table(group, self._rows[request_id], ids)
+
     def take_edits(self) -> list[np.ndarray]:
         """What the next step must find in the device's tables and is not yet there, see edits.py."""
         edits, self._edits = self._edits, []
@@ -154,8 +159,7 @@ class PersistentBatch:
             return
         row = self._rows[cached.request_id]
         self.num_computed[row] = cached.num_computed_tokens
-        for group, ids in enumerate(cached.new_block_ids):
-            self._extend_table(group, row, ids)
+        self.extend(cached.request_id, cached.new_block_ids)
 
     def _occupy(
         self, request: NewRequest | CachedRequest, token_ids: list[int], block_ids: tuple[list[int], ...]

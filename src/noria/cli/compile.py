@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from noria.cli import options
 from noria.cli.display import fetch, note, progress_bar
+from noria.cli.hosts import follow_if_told
 from noria.config import EngineConfig
 
 _TEXT = """Compiles what a model needs, so that a later start with the same options finds every program in the cache.
@@ -28,6 +29,7 @@ def main(args: Sequence[str]) -> int:
     )
     config = EngineConfig(model=chosen.model, **options.values_of(chosen.engine))
     path = fetch(config.model, config.revision)
+    follow_if_told(config, path)
     from noria.engine.startup import compile_programs  # jax comes with it; errors of the options come first
 
     report = compile_programs(dataclasses.replace(config, model=str(path), revision=None), progress_bar)

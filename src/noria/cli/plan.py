@@ -13,6 +13,7 @@ from rich.table import Table
 
 from noria.cli import options
 from noria.cli.display import counting_bar
+from noria.cli.main import UsageError
 from noria.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def main(args: Sequence[str]) -> int:
     values = options.values_of(chosen.engine)
     size = values.pop("tensor_parallel_size")
     config = EngineConfig(model=chosen.model, **values, tensor_parallel_size=size or 1)
+    if config.nnodes > 1:
+        raise UsageError("the topology says how many hosts there are; leave --nnodes out")
     # jax comes with the rest; errors of the options come first, and libtpu reads the environment when it is loaded.
     from noria.aot.topologies import parse_topology
 
@@ -56,7 +59,8 @@ def main(args: Sequence[str]) -> int:
         os.environ.setdefault(name, value)
     model = load_config(chosen.model)
     if not size:
-        config = dataclasses.replace(config, tensor_parallel_size=default_size(model, topology))
+        largest = default_size(model, topology, config.expert_parallel_size)
+        config = dataclasses.replace(config, tensor_parallel_size=largest)
     with counting_bar("compiling") as progress:
         plan = make_plan(config, model, topology, context=chosen.context, progress=progress)
     if chosen.json:
@@ -73,6 +77,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "topology": plan.topology.name,
         "devices": plan.topology.num_devices,
         "tensor_parallel_size": plan.tensor_parallel_size,
+        "expert_parallel_size": plan.config.expert_parallel_size,
         "dtype": plan.dtype,
         "parameters": plan.parameters,
         "memory": memory,
@@ -93,7 +98,7 @@ def _speed(speed: Speed | None) -> dict[str, Any] | None:
 
 def _show(model: str, plan: Plan) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    used, there = plan.tensor_parallel_size, plan.topology.num_devices
+    used, there = plan.config.num_devices, plan.topology.num_devices
     console.print(f"{model} on {plan.topology.name}: {used} of {there} devices, {plan.dtype}")
     table = Table(box=None, pad_edge=False)
     for title in ("program", "size", "compiled", "GFLOP", "MB", "at best", "bound", "sent MB", "temp MB"):

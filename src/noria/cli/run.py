@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from noria.cli import options
 from noria.cli.display import fetch, note, progress_bar, statistics
+from noria.cli.hosts import follow_if_told
 from noria.cli.main import UsageError
 from noria.cli.structured import refuse_bad, structured_options, structured_outputs
 from noria.config import EngineConfig, SamplingParams
@@ -92,7 +93,11 @@ def _check_logprobs(params: SamplingParams, config: EngineConfig, *, shown: bool
 
 
 def start(config: EngineConfig, path: Path) -> LLM:
-    """The engine for a model that was fetched to `path`, started with progress bars."""
+    """The engine for a model that was fetched to `path`, started with progress bars.
+
+    Raises Done on a host that follows another, when that has ended.
+    """
+    follow_if_told(config, path)
     from noria.engine.llm import LLM  # jax comes with it and takes a second, so errors of the options come first
 
     here = dataclasses.replace(config, model=str(path), revision=None)

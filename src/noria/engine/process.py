@@ -101,6 +101,7 @@ class EngineLoop:
                 self._link.send(Parts(parts))
             self._beat(at_once=not self._front.has_unfinished)
         else:
+            self._engine.check_hosts()
             self._beat(at_once=True)
         return True
 

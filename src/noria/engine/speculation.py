@@ -88,7 +88,13 @@ class Speculation:
         if num_drafts <= 0:
             return None
         return DraftRequest(
-            request, request.token_ids, num_drafts, request.sampling_params, request.key, request.cache_salt
+            request,
+            request.request_id,
+            request.token_ids,
+            num_drafts,
+            request.sampling_params,
+            request.key,
+            request.cache_salt,
         )
 
     def _length(self, request: Request) -> DraftLength:

@@ -35,6 +35,7 @@ class MeshShape:
         return MeshShape(
             data=config.data_parallel_size,
             attention_data=config.attention_data_parallel_size,
+            expert=config.expert_parallel_size,
             model=config.tensor_parallel_size,
         )
 
@@ -55,7 +56,7 @@ class MeshShape:
         sizes = {
             "data_parallel_size": self.data,
             "attention_data_parallel_size": self.attention_data,
-            "expert parallelism": self.expert,
+            "expert_parallel_size": self.expert,
             "tensor_parallel_size": self.model,
         }
         used = {name: size for name, size in sizes.items() if size > 1} or {"tensor_parallel_size": 1}
@@ -101,6 +102,26 @@ def pick_devices(devices: Sequence[Any], order: Sequence[int]) -> list[Any]:
         if device_id in order[:index]:
             raise ConfigError(f"device_order names device {device_id} twice; name each once")
     return [by_id[device_id] for device_id in order]
+
+
+def devices_of_hosts(devices: Sequence[Any], size: int, hosts: int) -> list[Any]:
+    """The first of each host's devices, `size` of them in all, host by host. Raises ConfigError when they cannot be."""
+    by_host: dict[int, list[Any]] = {}
+    for device in devices:
+        by_host.setdefault(device.process_index, []).append(device)
+    share, rest = divmod(size, hosts)
+    if rest:
+        raise ConfigError(
+            f"{size} devices cannot be shared by {hosts} hosts (nnodes): tensor_parallel_size must be a multiple "
+            "of it, because every host runs the same programs"
+        )
+    for host in range(hosts):
+        if len(found := by_host.get(host, [])) < share:
+            raise ConfigError(
+                f"tensor_parallel_size ({size}) needs {share} devices of each of the {hosts} hosts, but host {host} "
+                f"has {len(found)}; lower it"
+            )
+    return [device for host in range(hosts) for device in by_host[host][:share]]
 
 
 def _by_slice(devices: Sequence[Any]) -> list[list[Any]]:

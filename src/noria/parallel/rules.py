@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.models.config import DecoderConfig
 from noria.parallel.mesh import ATTENTION_DATA, DATA, EXPERT, MODEL
@@ -16,6 +17,7 @@ from noria.parallel.mesh import ATTENTION_DATA, DATA, EXPERT, MODEL
 AnyMesh = Mesh | AbstractMesh
 # Axes whose devices keep different requests, from the slowest to the fastest: a place along them is a rank.
 RANKS = (DATA, ATTENTION_DATA)
+# Devices along `expert` are there for models with experts, each of which is on some of them, and share all else, too.
 # Matrices of the MLP and the vocabulary are split over whatever attention leaves to them, too. An axis that is missing
 # here is one too many: what it means must be thought about.
 RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -23,9 +25,13 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "layers": (),
         "embed": (),
         "head_dim": (),
-        "heads": (MODEL,),
-        "kv_heads": (MODEL,),
+        "latent": (),
+        "heads": (EXPERT, MODEL),
+        "kv_heads": (EXPERT, MODEL),
         "mlp": (ATTENTION_DATA, EXPERT, MODEL),
+        "router": (),
+        "expert": (ATTENTION_DATA, EXPERT),
+        "expert_mlp": (MODEL,),
         "vocab": (ATTENTION_DATA, EXPERT, MODEL),
         # Of activations. Between the layers of attention all devices of a copy of the model have all its tokens.
         "ranks": RANKS,
@@ -59,32 +65,80 @@ def partition(axes: Sequence[str | None], sizes: Sequence[int], mesh: AnyMesh) -
     return PartitionSpec(*map(one, axes, sizes))
 
 
-def check_sizes(config: DecoderConfig, tensor_parallel_size: int, attention_data_parallel_size: int = 1) -> None:
-    """Raises ConfigError when heads or the MLP cannot be split so often, with what can be."""
-    if tensor_parallel_size not in (good := possible_sizes(config)):
+def check_mesh(model: DecoderConfig, config: EngineConfig, mesh: AnyMesh) -> None:
+    """Raises ConfigError when the model cannot be split as the options say, or the mesh has other ranks than they."""
+    data = config.attention_data_parallel_size
+    check_sizes(model, config.tensor_parallel_size, config.expert_parallel_size, data)
+    if (ranks := num_shards("ranks", mesh)) != config.num_ranks:
         raise ConfigError(
-            f"tensor_parallel_size ({tensor_parallel_size}) must divide the model's {config.num_heads} attention heads "
-            f"and its intermediate_size ({config.intermediate_size}), and divide its {config.num_kv_heads} KV heads or "
-            f"be a multiple of them; possible: {', '.join(map(str, good))}"
-        )
-    if config.intermediate_size % (shards := tensor_parallel_size * attention_data_parallel_size):
-        rest = config.intermediate_size // tensor_parallel_size
-        good = tuple(size for size in range(1, attention_data_parallel_size) if rest % size == 0)
-        raise ConfigError(
-            f"attention_data_parallel_size ({attention_data_parallel_size}) x tensor_parallel_size "
-            f"({tensor_parallel_size}) devices share the MLP, so {shards} must divide the model's intermediate_size "
-            f"({config.intermediate_size}); possible attention_data_parallel_size: {', '.join(map(str, good))}"
+            f"data_parallel_size x attention_data_parallel_size is {config.num_ranks}, but the mesh has {ranks} "
+            "such places; leave them out, where the mesh is made without them"
         )
 
 
-def possible_sizes(config: DecoderConfig) -> tuple[int, ...]:
+def check_sizes(
+    config: DecoderConfig,
+    tensor_parallel_size: int,
+    expert_parallel_size: int = 1,
+    attention_data_parallel_size: int = 1,
+) -> None:
+    """Raises ConfigError when heads, the MLP or the experts cannot be split so often, with what can be."""
+    moe = config.moe
+    if expert_parallel_size > 1 and moe is None:
+        raise ConfigError(
+            f"expert_parallel_size ({expert_parallel_size}) is for models with experts, and this one has none; "
+            "use tensor_parallel_size"
+        )
+    if moe is not None and moe.experts % expert_parallel_size:
+        good = [size for size in range(1, moe.experts + 1) if moe.experts % size == 0]
+        raise ConfigError(
+            f"expert_parallel_size ({expert_parallel_size}) must divide the model's {moe.experts} experts; possible: "
+            f"{', '.join(map(str, good))}"
+        )
+    if tensor_parallel_size not in (good := possible_sizes(config, expert_parallel_size)):
+        times = "" if expert_parallel_size == 1 else f" times expert_parallel_size ({expert_parallel_size})"
+        sizes = f" and its intermediate_size ({config.intermediate_size})" if config.num_dense_layers else ""
+        inner = "" if moe is None else f" and tensor_parallel_size the {moe.size} of an expert;"
+        raise ConfigError(
+            f"tensor_parallel_size ({tensor_parallel_size}){times} must divide the model's {config.num_heads} "
+            f"attention heads{sizes}, and divide its {config.num_kv_heads} KV heads or be a multiple of them;{inner} "
+            f"possible: {', '.join(map(str, good)) or 'none'}"
+        )
+    _check_attention_data(config, tensor_parallel_size, expert_parallel_size, attention_data_parallel_size)
+
+
+def _check_attention_data(config: DecoderConfig, tensor: int, expert: int, attention_data: int) -> None:
+    """The other two sizes are possible ones."""
+    moe, experts = config.moe, f"expert_parallel_size ({expert})"
+    all_devices = f"{experts} x " * (expert > 1) + f"tensor_parallel_size ({tensor})"
+    split = []
+    if config.num_dense_layers:
+        split.append(("intermediate_size", config.intermediate_size, expert * tensor, all_devices))
+    if moe is not None:
+        split.append(("number of experts", moe.experts, expert, experts))
+        split.append(("size of shared experts", moe.shared_size, expert * tensor, all_devices))
+    for what, size, others, named in split:
+        if size % (attention_data * others):
+            good = tuple(count for count in range(1, attention_data) if size % (count * others) == 0)
+            raise ConfigError(
+                f"attention_data_parallel_size ({attention_data}) x {named} devices share the MLP, so "
+                f"{attention_data * others} must divide the model's {what} ({size}); "
+                f"possible attention_data_parallel_size: {', '.join(map(str, good))}"
+            )
+
+
+def possible_sizes(config: DecoderConfig, expert_parallel_size: int = 1) -> tuple[int, ...]:
     """Of tensor_parallel_size, ascending."""
-    return tuple(size for size in range(1, config.num_heads + 1) if _divides(config, size))
+    return tuple(size for size in range(1, config.num_heads + 1) if _divides(config, size, expert_parallel_size))
 
 
-def _divides(config: DecoderConfig, size: int) -> bool:
-    kv = config.num_kv_heads
-    return not (config.num_heads % size or config.intermediate_size % size or (kv % size and size % kv))
+def _divides(config: DecoderConfig, size: int, expert_parallel_size: int) -> bool:
+    kv, devices = config.num_kv_heads, size * expert_parallel_size
+    if config.num_heads % devices or (kv % devices and devices % kv):
+        return False
+    if config.num_dense_layers and config.intermediate_size % devices:
+        return False
+    return config.moe is None or not (config.moe.size % size or config.moe.shared_size % devices)
 
 
 def kv_copies(config: DecoderConfig, mesh: AnyMesh) -> int:
@@ -99,6 +153,11 @@ def with_kv_copies(config: DecoderConfig, mesh: AnyMesh) -> DecoderConfig:
 
 def on_one_device(config: DecoderConfig, mesh: AnyMesh) -> DecoderConfig:
     """What one device has of the model that the programs see."""
+    moe = config.moe
+    if moe is not None:
+        experts, size = moe.experts // num_shards("expert", mesh), moe.size // num_shards("expert_mlp", mesh)
+        shared = moe.shared_size // num_shards("mlp", mesh)
+        moe = dataclasses.replace(moe, experts=experts, size=size, shared_size=shared)
     vocab = 1 if config.vocab_size % num_shards("vocab", mesh) else num_shards("vocab", mesh)
     return dataclasses.replace(
         config,
@@ -106,4 +165,5 @@ def on_one_device(config: DecoderConfig, mesh: AnyMesh) -> DecoderConfig:
         num_kv_heads=config.num_kv_heads // num_shards("kv_heads", mesh),
         intermediate_size=config.intermediate_size // num_shards("mlp", mesh),
         vocab_size=config.vocab_size // vocab,
+        moe=moe,
     )

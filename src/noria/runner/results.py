@@ -39,7 +39,7 @@ class SampledTokens:
     request_ids: tuple[str, ...]  # of all rows of the step
     sources: np.ndarray  # rows of the step that sample
     expected: Expectation | None  # the same as places in the batch; None when no row samples
-    token_ids: jax.Array  # of all rows of the head pass [at least rows], or of a burst [most passes, max_num_seqs]
+    token_ids: jax.Array  # of the rows of the head pass [at least rows], or of a burst [most passes, max_num_seqs]
     clock: StepClock = field(default_factory=StepClock)
     scores: jax.Array | None = None  # [rows, ...], see `score`; None unless the step was shaped
     num_logprobs: np.ndarray | None = None  # [rows]: how many are asked for; None where scores is

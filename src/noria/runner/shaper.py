@@ -35,7 +35,7 @@ class Shaper:
         self._programs = programs
         self._clock = clock
         self._dtype = dtype
-        self._num_logit_rows = steps.shape.num_ranks * steps.shape.num_logit_rows
+        self._num_logit_rows = steps.shape.all_logit_rows
         self._prompt_rows = min(_PROMPT_ROWS, rows)
         self._placement = placement
         axes = (("vocab", vocab),) if ranks == 1 else ((None, own_rows), ("vocab", vocab))
@@ -43,7 +43,7 @@ class Shaper:
         shapes = Tables.abstract(own_rows, vocab, ranks)
         on_device = partial(jax.ShapeDtypeStruct, sharding=by_token)
         self._shapes: Tables = jax.tree.map(lambda shape: on_device(shape.shape, shape.dtype), shapes)
-        self._sampled = placement.host(jax.ShapeDtypeStruct((rows,), jnp.int32))
+        self._sampled = placement.host(jax.ShapeDtypeStruct((steps.shape.all_logit_rows,), jnp.int32))
         self._tables: Tables | None = None
         self._open_masks: dict[int, jax.Array] = {}  # by request bucket
         self.mask_width = mask_width(self._config.vocab_size)
@@ -116,7 +116,7 @@ class Shaper:
         """One that allows everything, kept on the device: steps without a grammar upload none."""
         if num_rows not in self._open_masks:
             ones = np.full((num_rows, self.mask_width), -1, np.int32)
-            self._open_masks[num_rows] = jax.device_put(ones, self._placement.by_copy(ones).sharding)
+            self._open_masks[num_rows] = self._placement.put_by_copy(ones)
         return self._open_masks[num_rows]
 
     def _take_tables(self) -> Tables:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from noria.cache.layout import BlockIds
@@ -47,6 +48,16 @@ class Plan:
         if drafts:
             self.drafts[request.request_id] = drafts
             self.drafts_left[request.rank] -= len(drafts)
+
+
+def cut_counts(wanted: Mapping[str, int], most: int) -> dict[str, int]:
+    """The first of them, and as much as is left for the last, to `most` in total."""
+    counts = dict[str, int]()
+    for name, count in wanted.items():
+        if most > 0:
+            counts[name] = min(count, most)
+        most -= count
+    return counts
 
 
 def new_request(request: Request, block_ids: BlockIds) -> NewRequest:

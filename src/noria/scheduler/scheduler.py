@@ -17,11 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from noria.cache.layout import blocks_for_request
+from noria.cache.layout import BlockIds, blocks_for_request
 from noria.cache.paged_cache import CacheStats, PagedCache
 from noria.engine.request import FinishReason, Request, RequestStatus
 from noria.errors import ConfigError, RequestError
-from noria.scheduler.plan import Plan, new_request
+from noria.scheduler.plan import Plan, cut_counts, new_request
 from noria.scheduler.policy import Policy, WaitingQueue, order_key
 from noria.scheduler.ranks import Ranks
 from noria.scheduler.results import take_prompt_logprobs, take_tokens
@@ -60,10 +60,9 @@ class Scheduler:
         Raises ConfigError when the cache cannot hold one request of max_model_len tokens.
         """
         self._ranks = ranks = Ranks(cache, max_num_seqs, max_num_batched_tokens)
-        chunk = min(ranks.max_num_batched_tokens, max_model_len)
-        usable = ranks.caches[0].num_usable_blocks
-        needed = blocks_for_request(ranks.caches[0].layout, max_model_len, ranks.caches[0].block_size, chunk)
-        if needed > usable:
+        chunk, first = min(ranks.max_num_batched_tokens, max_model_len), ranks.caches[0]
+        needed = blocks_for_request(first.layout, max_model_len, first.block_size, chunk)
+        if needed > (usable := first.num_usable_blocks):
             raise ConfigError(
                 f"the cache has {usable} blocks, but one request of max_model_len ({max_model_len}) "
                 f"tokens needs {needed}; lower max_model_len or give the cache more memory"
@@ -197,7 +196,7 @@ class Scheduler:
             raise RuntimeError("schedule() was called before the oldest step was reported to update()")
         if self._in_flight and len(self._waiting):
             self._commit(self._in_flight[0][1].filling)
-        if drafts and not self._has_room_for(drafts):
+        if drafts and not self._has_room_for({request_id: len(each) for request_id, each in drafts.items()}):
             drafts = _NO_DRAFTS
         num_steps = 1 if drafts else self._burst_length()
         step = Plan(num_steps, self._ranks.budgets(num_steps), self._ranks.caches[0].block_size)
@@ -247,14 +246,20 @@ class Scheduler:
             num_steps //= 2
         return max(num_steps, 1)
 
-    def _has_room_for(self, drafts: Drafts) -> bool:
-        """Whether all that run can go on and verify their drafts."""
-        return self._ranks.have_room_to_grow(
-            [
-                (r, r.num_tokens_to_compute - r.num_computed_tokens + len(drafts.get(r.request_id, ())))
-                for r in self._running
-            ]
-        )
+    def reserve(self, wanted: Mapping[str, int]) -> dict[str, tuple[int, BlockIds]]:
+        """Makes room for drafts before they are made, on the one rank; wanted: how many, by request, see schedule(). To
+        be called right before it. Returns how many can be verified, and the new blocks; nothing if there is no room."""
+        (cache,), (most,) = self._ranks.caches, self._ranks.room_for_drafts(self._rows_with_drafts)
+        counts = cut_counts(wanted, most)
+        if not counts or not self._has_room_for(counts):
+            return {}
+        requests = {request_id: self._requests[request_id] for request_id in counts}
+        return {name: (counts[name], cache.allocate(r, 1 + counts[name]) or ()) for name, r in requests.items()}
+
+    def _has_room_for(self, counts: Mapping[str, int]) -> bool:
+        """Whether all that run can go on and verify so many drafts."""
+        growth = lambda r: r.num_tokens_to_compute - r.num_computed_tokens + counts.get(r.request_id, 0)
+        return self._ranks.have_room_to_grow([(r, growth(r)) for r in self._running])
 
     def _can_admit(self) -> bool:
         """Whether the first that waits has a place."""
@@ -355,9 +360,11 @@ class Scheduler:
             outputs.append((request, taken := take_tokens(request, result, due - num_drafts, due)))
             if num_drafts and not request.is_finished:
                 request.num_computed_tokens -= due - len(taken)  # what was computed behind a wrong draft
-            if due > 1 and not is_waiting and request.finish_reason is not FinishReason.ERROR:
-                # With the tokens that were sampled and computed in one burst.
-                self._ranks.caches[request.rank].commit(request)
+            # With the tokens that were sampled and computed in one burst, or that a block was waiting for.
+            cache = self._ranks.caches[request.rank]
+            is_new = due > 1 or cache.lookahead
+            if is_new and not is_waiting and request.finish_reason is not FinishReason.ERROR:
+                cache.commit(request)
             if request.finish_reason is not None:
                 any_finished = True
                 if is_waiting:

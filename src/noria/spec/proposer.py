@@ -13,6 +13,7 @@ class DraftRequest(NamedTuple):
     """A sequence that could use drafts."""
 
     key: Hashable  # of the sequence, the same in every step
+    request_id: str  # of the request that it is; another may have had it before
     token_ids: list[int]  # all that are known; it grows and is never changed otherwise
     num_drafts: int  # as many are wanted at most
     sampling_params: SamplingParams

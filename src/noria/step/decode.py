@@ -1,5 +1,7 @@
 """A burst: several forward passes in which every row decodes, as one loop on the device.
 
+With a draft head each pass also brings the head's cache up to date, so that it is always as long as the model's.
+
 A row leaves the loop when it has the tokens it was scheduled for or when a token ends it, and is padding from then on:
 it belongs to no row of the attention op and writes to the null block. The loop ends with the last row.
 """
@@ -15,7 +17,8 @@ import jax.numpy as jnp
 from jax import lax, tree_util
 
 from noria.batch.inputs import NOT_SAMPLED, ForwardInputs, SampleInputs
-from noria.ops.ragged_paged_attention.api import KVCache, RaggedBatch
+from noria.ops.ragged_paged_attention.api import KVCache
+from noria.step.draft_head import HeadPrograms, HeadState, one_token_each
 from noria.step.programs import StepPrograms, known_tokens, unpack_sample_inputs
 from noria.step.sample import ends
 
@@ -30,6 +33,7 @@ class _Burst:
     newest: jax.Array  # [R] int32: last token of each row
     alive: jax.Array  # [R] bool: whether the row takes part in the next pass
     tokens: jax.Array  # [most passes, R] int32: what was sampled
+    head: HeadState | None
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,25 @@ class DecodeProgram:
 
     steps: StepPrograms
     max_steps: int  # at least num_scheduler_steps
+    head: HeadPrograms | None = None
 
     def decode(
-        self, weights: Any, cache: KVCache, sampled: jax.Array, forward: jax.Array, sample: jax.Array
-    ) -> tuple[KVCache, jax.Array, jax.Array]:
+        self,
+        weights: Any,
+        cache: KVCache,
+        sampled: jax.Array,
+        forward: jax.Array,
+        sample: jax.Array,
+        head: HeadState | None = None,
+        head_weights: Any = None,
+        head_rows: jax.Array | None = None,
+    ) -> tuple[KVCache, jax.Array, jax.Array, HeadState | None]:
         """sampled: as of StepPrograms.forward. forward: packed ForwardInputs of the first pass, one token per row,
-        as many tokens as the request bucket has rows. sample: packed SampleInputs.
+        as many tokens as the request bucket has rows. sample: packed SampleInputs. head, head_weights, head_rows: of
+        the draft head, see HeadPrograms.follow_one; None without.
 
-        -> cache, the newest token of each row [max_num_seqs], and all tokens [max_steps, max_num_seqs], where
-        NOT_SAMPLED stands for those of later passes than the row's last.
+        -> cache, the newest token of each row [L], and all tokens [max_steps, max_num_seqs], where
+        NOT_SAMPLED stands for those of later passes than the row's last, and head.
         """
         inputs = unpack_sample_inputs(sample)
         rows = inputs.position.shape[0]
@@ -61,20 +75,28 @@ class DecodeProgram:
             newest=newest,
             alive=(inputs.num_steps > 0) & ~over,
             tokens=jnp.full((self.max_steps, rows), NOT_SAMPLED, jnp.int32),
+            head=head,
         )
-        burst = lax.while_loop(
-            lambda burst: jnp.any(burst.alive), lambda burst: self._pass(weights, first, inputs, burst), start
-        )
-        pad = self.steps.shape.all_rows - rows
-        tokens = jnp.pad(burst.tokens, ((0, 0), (0, pad)), constant_values=NOT_SAMPLED)
-        return burst.cache, jnp.pad(burst.newest, (0, pad)), tokens
 
-    def _pass(self, weights: Any, first: ForwardInputs, inputs: SampleInputs, burst: _Burst) -> _Burst:
-        """One step, as the forward and the sample program make it."""
-        inputs = dataclasses.replace(inputs, position=inputs.position + burst.step)
-        batch = self._batch(first, inputs, burst.alive)
-        cache, hidden = self.steps.run_model(weights, burst.cache, burst.newest, batch)
-        return self._sample(weights, hidden, inputs, dataclasses.replace(burst, cache=cache))
+        def one_pass(burst: _Burst) -> _Burst:
+            """One step, as the forward and the sample program make it."""
+            now = dataclasses.replace(inputs, position=inputs.position + burst.step)
+            lens = jnp.where(burst.alive, now.position, 0)  # with the token computed now
+            batch = one_token_each(first, lens, self.steps.shape.num_ranks)
+            cache, hidden, states = self.steps.run_model(weights, burst.cache, burst.newest, batch)
+            after = self._sample(weights, hidden, now, dataclasses.replace(burst, cache=cache))
+            if self.head is None:
+                return after
+            followed = self.head.follow_one(
+                weights.embedding, head_weights, after.head, states, after.newest, batch, head_rows
+            )
+            return dataclasses.replace(after, head=followed)
+
+        burst = lax.while_loop(lambda burst: jnp.any(burst.alive), one_pass, start)
+        shape = self.steps.shape
+        pad = ((0, 0), (0, shape.all_rows - rows))
+        tokens = jnp.pad(burst.tokens, pad, constant_values=NOT_SAMPLED)
+        return burst.cache, jnp.pad(burst.newest, (0, shape.all_logit_rows - rows)), tokens, burst.head
 
     def _sample(self, weights: Any, hidden: jax.Array, inputs: SampleInputs, burst: _Burst) -> _Burst:
         """hidden: [R, E] of this pass."""
@@ -87,25 +109,3 @@ class DecodeProgram:
             alive=alive & (step + 1 < inputs.num_steps) & ~ends(drawn, inputs),
             tokens=burst.tokens.at[step].set(jnp.where(alive, drawn, NOT_SAMPLED)),
         )
-
-    def _batch(self, first: ForwardInputs, inputs: SampleInputs, alive: jax.Array) -> RaggedBatch:
-        ranks, max_num_seqs = self.steps.shape.num_ranks, self.steps.shape.num_rows
-        rows = alive.shape[0] // ranks
-        seq_lens = jnp.where(alive, inputs.position, 0)  # with the token that is computed now
-        own_rows = jnp.arange(rows, dtype=jnp.int32)
-        return RaggedBatch(
-            token_rows=jnp.where(alive, own_rows if ranks == 1 else jnp.tile(own_rows, ranks), max_num_seqs),
-            positions=jnp.maximum(seq_lens - 1, 0),
-            query_start=first.query_start,
-            seq_lens=self._padded(seq_lens, max_num_seqs),
-            block_tables=first.block_tables,
-            distribution=first.distribution,
-            num_ranks=ranks,
-        )
-
-    def _padded(self, seq_lens: jax.Array, rows: int) -> jax.Array:
-        """To so many rows of each rank."""
-        if (ranks := self.steps.shape.num_ranks) == 1:
-            return jnp.pad(seq_lens, (0, rows - seq_lens.shape[0]))
-        parts = seq_lens.reshape(ranks, -1)
-        return jnp.pad(parts, ((0, 0), (0, rows - parts.shape[1]))).reshape(-1)

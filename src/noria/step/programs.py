@@ -29,7 +29,7 @@ from noria.ops.ragged_paged_attention.api import (
 )
 from noria.ops.sampling.types import score_width
 from noria.ops.sampling.xla import mask_padding, scale_and_filter
-from noria.step.sample import all_plain_greedy, stop_columns
+from noria.step.sample import all_plain_greedy, count_rows, sample
 from noria.step.shape import Tables, apply_mask, count, shape
 from noria.step.verify import accept
 
@@ -46,32 +46,25 @@ class StepPrograms:
     ops: Ops
     max_logprobs: int = 20
     processed_logprobs: bool = False  # of what was sampled from, instead of the model's own
+    wanted_states: tuple[int, ...] = ()  # by a draft head, see Decoder.forward_with_states
 
     def forward(
         self, weights: Any, cache: KVCache, sampled: jax.Array, packed: jax.Array
-    ) -> tuple[KVCache, jax.Array, jax.Array]:
-        """sampled [max_num_seqs] int32: the tokens of the step before, which the host may not have seen yet.
+    ) -> tuple[KVCache, jax.Array, jax.Array, jax.Array | None]:
+        """sampled [L] int32: the tokens of the step before, which the host may not have seen yet.
 
-        packed: int32, see ForwardInputs.of_ranks. -> cache, hidden states [L, E] of the rows to sample from, and
-        those of all tokens [T, E], which are there anyway; of all ranks.
+        packed: int32, see ForwardInputs.of_ranks. -> cache, hidden states [L, E] of the rows to sample from,
+        those of all tokens [T, E], which are there anyway, and the wanted ones of all tokens; of all ranks.
         """
         inputs = ForwardInputs.of_ranks(packed, self.shape)
-        batch = RaggedBatch(
-            token_rows=inputs.token_rows,
-            positions=inputs.positions,
-            query_start=inputs.query_start,
-            seq_lens=inputs.seq_lens,
-            block_tables=inputs.block_tables,
-            distribution=inputs.distribution,
-            num_ranks=self.shape.num_ranks,
-        )
         token_ids = known_tokens(inputs, sampled)
-        cache, hidden = self.run_model(weights, cache, token_ids, batch)
-        return cache, self._of_ranks(hidden, inputs.logit_rows), hidden
+        batch = ragged_batch(inputs, self.shape.num_ranks)
+        cache, hidden, states = self.run_model(weights, cache, token_ids, batch)
+        return cache, self._of_ranks(hidden, inputs.logit_rows), hidden, states
 
     def sample(self, weights: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
-        """hidden [L, E]; packed: int32, see SampleInputs.of_ranks, of R rows. -> token ids [max_num_seqs], or [R] where
-        that is more, of which the first R have a meaning: see `accept`."""
+        """hidden [L, E]; packed: int32, see SampleInputs.of_ranks, of R rows. -> token ids [L], of which the first R
+        have a meaning: see `accept`."""
         inputs = unpack_sample_inputs(packed)
         token_ids = self.next_tokens(weights, self._first(hidden, inputs.position.shape[0]), inputs)
         return self._padded(self._accept(token_ids, inputs))
@@ -101,7 +94,7 @@ class StepPrograms:
 
     def _padded(self, token_ids: jax.Array) -> jax.Array:
         """To the places that `forward` takes tokens from, whatever the bucket."""
-        return jnp.pad(token_ids, (0, max(self.shape.all_rows - token_ids.shape[0], 0)))
+        return jnp.pad(token_ids, (0, self.shape.all_logit_rows - token_ids.shape[0]))
 
     def sample_shaped(
         self,
@@ -153,10 +146,14 @@ class StepPrograms:
 
     def run_model(
         self, weights: Any, cache: KVCache, token_ids: jax.Array, batch: RaggedBatch
-    ) -> tuple[KVCache, jax.Array]:
-        """token_ids [T] -> cache, hidden states [T, E]."""
-        hidden, cache = self.model.forward(weights, cache, token_ids, batch, self._addresses(), self.ops)
-        return cache, hidden
+    ) -> tuple[KVCache, jax.Array, jax.Array | None]:
+        """token_ids [T] -> cache, hidden states [T, E], and those that are wanted."""
+        arguments = (weights, cache, token_ids, batch, self._addresses(), self.ops)
+        if not self.wanted_states:
+            hidden, cache = self.model.forward(*arguments)
+            return cache, hidden, None
+        hidden, cache, states = self.model.forward_with_states(*arguments, self.wanted_states)
+        return cache, hidden, states
 
     def next_tokens(self, weights: Any, hidden: jax.Array, inputs: SampleInputs) -> jax.Array:
         """hidden [R, E] -> token ids [R]."""
@@ -164,8 +161,7 @@ class StepPrograms:
 
         def choose(hidden: jax.Array) -> jax.Array:
             logits = self.model.logits(weights, hidden, num_rows, self.ops)
-            banned = stop_columns(inputs, logits.shape[1])
-            return self.ops.sampling.sample(logits, inputs, banned, num_rows, num_tokens=self.num_valid_tokens)
+            return sample(logits, inputs, self.num_valid_tokens, self.ops.sampling)
 
         def greedy(hidden: jax.Array) -> jax.Array:
             return self.model.greedy(weights, hidden, num_rows, self.num_valid_tokens, self.ops)
@@ -189,15 +185,22 @@ class StepPrograms:
         )
 
 
+def ragged_batch(inputs: ForwardInputs, num_ranks: int = 1) -> RaggedBatch:
+    return RaggedBatch(
+        token_rows=inputs.token_rows,
+        positions=inputs.positions,
+        query_start=inputs.query_start,
+        seq_lens=inputs.seq_lens,
+        block_tables=inputs.block_tables,
+        distribution=inputs.distribution,
+        num_ranks=num_ranks,
+    )
+
+
 def known_tokens(inputs: ForwardInputs, sampled: jax.Array) -> jax.Array:
     """Token ids [T]; those that the host did not know come from `sampled`."""
     known = inputs.token_sources < 0
     return jnp.where(known, inputs.token_ids, sampled[jnp.maximum(inputs.token_sources, 0)])
-
-
-def count_rows(inputs: SampleInputs) -> jax.Array:
-    """Of those that are not padding, which come first."""
-    return jnp.sum(inputs.num_steps > 0, dtype=jnp.int32)
 
 
 def unpack_sample_inputs(packed: jax.Array) -> SampleInputs:

@@ -6,6 +6,18 @@ import jax
 import jax.numpy as jnp
 
 from noria.batch.inputs import SampleInputs
+from noria.ops.sampling.api import Backend
+
+
+def count_rows(inputs: SampleInputs) -> jax.Array:
+    """Of those that are not padding, which come first."""
+    return jnp.sum(inputs.num_steps > 0, dtype=jnp.int32)
+
+
+def sample(logits: jax.Array, inputs: SampleInputs, num_tokens: int, op: Backend) -> jax.Array:
+    """logits [R, V] -> token ids [R], see ops/sampling/api.py. Stop tokens are banned where min_tokens asks for it."""
+    banned = stop_columns(inputs, logits.shape[1])
+    return op.sample(logits, inputs, banned, count_rows(inputs), num_tokens=num_tokens)
 
 
 def all_plain_greedy(inputs: SampleInputs) -> jax.Array:
