@@ -106,6 +106,7 @@ def test_a_decode_step_reads_little_more_than_it_must() -> None:
     ("options", "topology", "message"),
     [
         ({"tensor_parallel_size": 16}, "v6e:2x4", r"tensor_parallel_size \(16\) exceeds the 8 devices of v6e:2x4"),
+        ({"data_parallel_size": 2}, "v6e:2x4", "noria plan knows one rank: leave data_parallel_size and"),
         ({"kv_cache_dtype": "float16"}, "v6e:2x4", "kv_cache_dtype float16: a TPU does not compute in float16"),
         ({"max_model_len": 10**9}, "v6e:2x4", "max_model_len"),
     ],
