@@ -205,10 +205,10 @@ def _argmax(
 ) -> jax.Array:
     """Each device finds the largest of its logits; only those are exchanged."""
     places, axes = _vocab_places(placement, weight)
-    if not axes:
-        return backend.argmax(x, weight, rows, num_choices=num_choices, norm=norm, quantize_x=quantize_x)
 
     def local(x: jax.Array, weight: Weight, rows: jax.Array, norm: RmsNorm | None) -> jax.Array:
+        if not axes:
+            return backend.argmax(x, weight, rows, num_choices=num_choices, norm=norm, quantize_x=quantize_x)
         (logits,) = backend.linear(x, (weight,), jnp.int32(0), rows, norm=norm, out_dtype=jnp.dtype(jnp.float32))
         first = lax.axis_index(axes) * weight.out_features
         is_choice = first + jnp.arange(logits.shape[1]) < num_choices

@@ -41,8 +41,11 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def mesh_axes(axis: str, mesh: AnyMesh) -> tuple[str, ...]:
-    """Of those that the mesh has, the ones that a logical axis is split over."""
-    return tuple(name for name in RULES[axis] if name in mesh.shape)
+    """Of those along which the mesh has several devices, the ones that a logical axis is split over.
+
+    The others would split nothing, but XLA keeps a sum over one device as an exchange.
+    """
+    return tuple(name for name in RULES[axis] if mesh.shape.get(name, 1) > 1)
 
 
 def num_shards(axis: str, mesh: AnyMesh) -> int:
