@@ -1,7 +1,8 @@
 """Runs the same requests on one device and on several, in a process that has eight, and prints what came as JSON.
 
 Its argument is JSON: a model folder, the engines (options of each by name; `slices` is the number of machines that the
-devices are to belong to), whether the model speaks, and the folder for compiled programs.
+devices are to belong to), whether the model speaks, whether only a few requests come, and the folder for compiled
+programs.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         slices = options.pop("slices", 1)
         by_slice = lambda devices, slices=slices: [list(devices[index::slices]) for index in range(slices)]
         with patch.object(mesh, "_by_slice", by_slice), LLM(**engine_options(job) | options) as llm:
-            runs = [llm.generate(prompts, params) for params in (shaped(job["speaks"]), shaped(job["speaks"]), plain())]
+            many = () if job["few"] else (shaped(job["speaks"]), shaped(job["speaks"]), plain())
+            runs = [llm.generate(prompts, params) for params in many]
             runs += [llm.generate([{"prompt_token_ids": each} for each in some], params) for some, params in few()]
             found[name] = [told(answers) for answers in runs]
     return found

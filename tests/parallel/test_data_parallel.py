@@ -93,6 +93,16 @@ def test_preemption_on_every_rank(tiny_text_model: Path, compile_cache_dir: str)
     check(run(tiny_text_model, engines, compile_cache_dir, speaks=True))
 
 
+def test_idle_ranks_with_experts(compile_cache_dir: str) -> None:
+    """One request, so that a rank has none, and three of very different lengths: every bit is that of one device."""
+    once = {"num_scheduler_steps": 1}
+    found = run(GOLDEN / "mixtral", {"one": once, "data 2": {**once, **DATA_2}}, compile_cache_dir, few=True)
+    assert [len(answers) for answers in found["one"]] == [1, 3]
+    assert all(len(answer["token_ids"][0]) == 6 and flat(answer) for answers in found["one"] for answer in answers)
+    assert found["data 2"] == found["one"]
+
+
+@pytest.mark.slow
 def test_experts(compile_cache_dir: str) -> None:
     """Of each copy of the model for its own tokens; divided along both axes that may share them."""
     engines: dict[str, dict[str, Any]] = {

@@ -16,8 +16,10 @@ WORKER = Path(__file__).with_name("shards_worker.py")
 EIGHT_DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
 
-def run(model: Path, engines: dict[str, dict[str, Any]], cache: str, speaks: bool = False) -> dict[str, Any]:
-    job = {"model": str(model), "engines": engines, "speaks": speaks, "compile_cache_dir": cache}
+def run(
+    model: Path, engines: dict[str, dict[str, Any]], cache: str, speaks: bool = False, few: bool = False
+) -> dict[str, Any]:
+    job = {"model": str(model), "engines": engines, "speaks": speaks, "few": few, "compile_cache_dir": cache}
     done = subprocess.run(
         [sys.executable, str(WORKER), json.dumps(job)],
         env={**os.environ, **EIGHT_DEVICES},
