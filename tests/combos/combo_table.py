@@ -220,6 +220,7 @@ def _most_useful(axis: tuple[Setting, ...], chosen: Iterable[Setting], missing: 
 
 
 def quick_combos() -> list[Combo]:
+    """Of the settings marked quick; in the first few of them each meets most of the others."""
     quick = (tuple(setting for setting in axis if setting.quick) for axis in AXES.values())
     return pairwise(quick, (hardest_combo(),))
 

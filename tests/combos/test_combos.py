@@ -23,6 +23,7 @@ from combo_table import AXES, Combo, all_combos, longest_request, pairwise, quic
 from noria.engine.request import FinishReason
 
 QUICK, SLOW = 100, 200  # requests of a life
+BY_DEFAULT = 7  # of the quick combinations: their programs take most of the time of all tests to compile
 BUDGET_ALONE = 128
 ALONE = {
     "max_num_seqs": 1,
@@ -98,7 +99,13 @@ def compare(job: Job, answers: list[Answer], expected: list[Answer]) -> bool:
     return complete
 
 
-@pytest.mark.parametrize("combo", quick_combos(), ids=str)
+@pytest.mark.parametrize(
+    "combo",
+    [
+        pytest.param(combo, id=str(combo), marks=[pytest.mark.slow] * (place >= BY_DEFAULT))
+        for place, combo in enumerate(quick_combos())
+    ],
+)
 def test_answers_are_those_of_the_request_alone(combo: Combo, alone: Alone) -> None:
     check_combo(combo, alone, QUICK, seed=0)
 
@@ -149,6 +156,12 @@ def test_life_has_every_accident(alone: Alone) -> None:
     states = ("waiting", "held", "running", "in prefill", "preempted")
     accidents = ("preempted", "cached tokens", "same id again", *(f"aborted {state}" for state in states))
     assert [name for name in accidents if not life.seen[name]] == []
+
+
+def test_what_runs_by_default_has_every_quick_setting() -> None:
+    quick = {setting.name for axis in AXES.values() for setting in axis if setting.quick}
+    chosen = quick_combos()[:BY_DEFAULT]
+    assert {setting.name for combo in chosen for setting in combo.settings} == quick
 
 
 def test_pairwise_covers_every_pair() -> None:

@@ -119,7 +119,7 @@ def test_native_is_the_plain_product(path, kind):
     """Many shapes in one program: a compile costs more than a product."""
     cases = []
     for out, width, dtype in ((197, K[kind], "float32"), (5, K[kind], "bfloat16"), (64, K[kind] * 2, "float32")):
-        for rows in (1, 2, 3, 4, 5, 7, 13, 33, 130):
+        for rows in (1, 4, 33) if path == "portable" else (1, 2, 3, 4, 5, 7, 13, 33, 130):
             for quantize_x in (False, True)[: 1 if kind in FLOATS else 2]:
                 cases.append((out, width, activations(rows, width, dtype), rows % 2, quantize_x))
     options = {"out_dtype": jnp.dtype("float32"), "path": path}
@@ -221,7 +221,7 @@ def test_rows_do_not_know_each_other(path, kind, quantize_x):
         pytest.skip("has no codes")
     weight = packed(kind, 53, K[kind] * 2)
     thorough = path == PATHS[-1] and kind in ("float32", "bfloat16", "Q6_K")
-    sizes = [*range(1, 71), 97, 512] if thorough else [1, 2, 3, 4, 5, 7, 19, 97]
+    sizes = [*range(1, 26), 41, 97, 512] if thorough else [1, 2, 3, 5, 7, 19, 97]
     for dtype in ("float32", "bfloat16")[: 2 if kind == "bfloat16" else 1]:  # two bfloat16 may have a way of their own
         x = activations(max(sizes), K[kind] * 2, dtype)
 

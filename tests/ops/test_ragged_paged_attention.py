@@ -116,24 +116,31 @@ LENGTHS = [200, 17, 1, 133, 12]
 
 def prefill(world, op, **options):
     """Fills the cache with everything that MIX counts as computed, chunk by chunk, one sequence at a time."""
-    for sequence, first, _ in MIX:
-        if first:
-            world.run(op, [(sequence, 0, first)], num_tokens=256, **options)
+    for sequence, end, _ in MIX:
+        for first in range(0, end, 64):
+            world.run(op, [(sequence, first, min(first + 64, end))], **options)
+
+
+DTYPES = [
+    ("float32", "float32"),
+    ("float32", "bfloat16"),
+    ("float32", "int8"),
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "fp8_e4m3"),
+    ("bfloat16", "fp8_e5m2"),
+    ("float32", "float16"),
+    ("float16", "float16"),
+]
+WINDOWS = [(FULL_ATTENTION, None), (24, 3.0)]
 
 
 @and_pallas
-@pytest.mark.parametrize(("window", "soft_cap"), [(FULL_ATTENTION, None), (24, 3.0)])
 @pytest.mark.parametrize(
-    ("dtype", "cache_dtype"),
-    [
-        ("float32", "float32"),
-        ("float32", "bfloat16"),
-        ("float32", "int8"),
-        ("bfloat16", "bfloat16"),
-        ("bfloat16", "fp8_e4m3"),
-        ("bfloat16", "fp8_e5m2"),
-        ("float32", "float16"),
-        ("float16", "float16"),
+    ("dtype", "cache_dtype", "window", "soft_cap"),
+    [  # half of them by default: each dtype, each window, but not each with each
+        pytest.param(*dtypes, *windows, marks=[pytest.mark.slow] * ((row + column) % 2))
+        for row, dtypes in enumerate(DTYPES)
+        for column, windows in enumerate(WINDOWS)
     ],
 )
 def test_equals_the_reference(op, dtype, cache_dtype, window, soft_cap):
@@ -193,7 +200,13 @@ def test_large_values_saturate_instead_of_overflowing(op):
 @each_op
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "window"),
-    [(6, 2, FULL_ATTENTION), (6, 2, 24), (4, 4, 24), (3, 1, FULL_ATTENTION), (1, 1, 24)],
+    [
+        pytest.param(6, 2, FULL_ATTENTION, marks=pytest.mark.slow),
+        (6, 2, 24),
+        pytest.param(4, 4, 24, marks=pytest.mark.slow),
+        (3, 1, FULL_ATTENTION),
+        pytest.param(1, 1, 24, marks=pytest.mark.slow),
+    ],
 )
 def test_a_token_does_not_depend_on_how_it_is_batched(op, heads, kv_heads, window):
     """Decode row or prefill row, alone or with others, in chunks or at once, any bucket: the same bits."""

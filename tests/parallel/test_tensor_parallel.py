@@ -52,17 +52,22 @@ def check_equal(found: dict[str, Any]) -> None:
                     assert logprob == pytest.approx(logprob2, abs=2e-4)
 
 
-def test_two_and_four_devices_answer_like_one(tiny_text_model: Path, compile_cache_dir: str) -> None:
+@pytest.mark.parametrize(
+    "several",
+    [
+        pytest.param({"tensor_parallel_size": 2, "device_order": [5, 2]}, marks=pytest.mark.slow),
+        {"tensor_parallel_size": 4, "device_order": [5, 2, 0, 7]},
+    ],
+    ids=["two", "four"],
+)
+def test_several_devices_answer_like_one(
+    several: dict[str, Any], tiny_text_model: Path, compile_cache_dir: str
+) -> None:
     """Four query heads and two KV heads: four devices have two copies of each. The order of devices is theirs."""
-    engines = {
-        "one": {},
-        "two": {"tensor_parallel_size": 2, "device_order": [5, 2]},
-        "four": {"tensor_parallel_size": 4},
-    }
-    found = run(tiny_text_model, engines, compile_cache_dir, speaks=True)
+    found = run(tiny_text_model, {"one": {}, "several": several}, compile_cache_dir, speaks=True)
     check_equal(found)
-    assert any(answer["logprobs"][0] for answer in found["four"][0])
-    assert any(answer["prompt_logprobs"] for answer in found["four"][0])
+    assert any(answer["logprobs"][0] for answer in found["several"][0])
+    assert any(answer["prompt_logprobs"] for answer in found["several"][0])
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def test_wrong_drafts_are_rolled_back(right: int) -> None:
 
 
 @given(st.integers(0, 2**32), st.sampled_from([(None,), (None, 6, 6)]), st.sampled_from([14, 30]))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_random_lives(seed: int, windows: tuple[int | None, ...], num_blocks: int) -> None:
     """More sequences than the pool holds; the runner checks all that is read."""
     rng = random.Random(seed)

@@ -164,14 +164,14 @@ def test_the_openapi_document_describes_the_bodies(tokenizer: Tokenizer) -> None
 
 def test_a_frozen_engine_turns_readiness_red(tokenizer: Tokenizer) -> None:
     async def work() -> None:
-        async with service(tokenizer, engine_timeout=0.1) as running:
+        async with service(tokenizer, engine_timeout=0.4) as running:
 
             async def ready() -> httpx.Response:
                 return await running.http.get("/ready")
 
             assert (await ready()).status_code == 200
             running.core.frozen = True
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(0.7)
             response = await ready()
             assert response.status_code == 503
             assert "has not answered for" in response.json()["status"]
@@ -180,7 +180,7 @@ def test_a_frozen_engine_turns_readiness_red(tokenizer: Tokenizer) -> None:
             assert error_of(refused, 503)["code"] == "not_ready"
             assert refused.headers["retry-after"] == "1"
             running.core.frozen = False
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
             assert (await ready()).status_code == 200
             assert (await running.http.post(COMPLETIONS, json=GOOD)).status_code == 200
 
