@@ -36,6 +36,7 @@ from noria.runner.capture import (
     CaptureReport,
     MadeUpBlocks,
     Programs,
+    lowering,
     made_up_step,
     made_up_steps,
     use_compile_cache,
@@ -211,12 +212,12 @@ class ModelRunner:
         head = self.head and self.head.initialize(steps, num_blocks, allocate=allocate)
         self._shaper = Shaper(steps, self._programs, self.placement, self.dtype, self.clock)
         places = jax.tree.map(lambda leaf: leaf.sharding, spec)
-        self._forward = jax.jit(steps.forward, donate_argnums=1, out_shardings=(places, whole, whole, whole))
-        self._sample = jax.jit(steps.sample, out_shardings=whole)
+        self._forward = lowering(steps.forward, donate_argnums=1, out_shardings=(places, whole, whole, whole))
+        self._sample = lowering(steps.sample, out_shardings=whole)
         # Rounded up, because to compile takes long: neighbouring values of the option share their programs.
         max_steps = max(8, 1 << (self.config.num_scheduler_steps - 1).bit_length())
         decode = DecodeProgram(steps, max_steps, head).decode
-        self._decode = jax.jit(decode, donate_argnums=(1, 5), out_shardings=(places, whole, whole, whole))
+        self._decode = lowering(decode, donate_argnums=(1, 5), out_shardings=(places, whole, whole, whole))
 
     def capture_model(self, progress: Callable[[int, int], None] | None = None) -> CaptureReport:
         """Compiles every program that the buckets allow."""
@@ -372,17 +373,17 @@ class ModelRunner:
 
     def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:
         packed = self.placement.host(inputs.forward)
-        return lambda: self._forward.lower(self._weights, self._cache, self._sampled, packed)
+        return lambda: self._forward(self._weights, self._cache, self._sampled, packed)
 
     def _decode_job(self, inputs: StepInputs) -> Callable[[], Any]:
         packed = self.placement.host((inputs.forward, inputs.sample))
         head = (self.head.state, self.head.weights, self.placement.host(inputs.head)) if self.head else ()
-        return lambda: self._decode.lower(self._weights, self._cache, self._sampled, *packed, *head)
+        return lambda: self._decode(self._weights, self._cache, self._sampled, *packed, *head)
 
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
         rows = jax.ShapeDtypeStruct((self.shape.num_logit_rows, self.model.config.hidden_size), self.dtype)
         arguments = self.placement.host((rows, inputs.sample))
-        return lambda: self._sample.lower(self._weights, *arguments)
+        return lambda: self._sample(self._weights, *arguments)
 
 
 def _check_rounding(config: ResolvedConfig, weights: Any) -> None:
