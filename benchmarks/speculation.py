@@ -2,7 +2,8 @@
 
 Run: python benchmarks/speculation.py --model MODEL.gguf --speculative-config '{"method": "ngram", ...}'
 
-Both engines are in this process and answer each prompt in turn, `--rounds` times; the answers must be the same. A
+Both engines are in this process and answer each prompt in turn, `--rounds` times, in one order and then in the other;
+the answers must be the same. A
 figure is the median over the rounds of the tokens after the first by the time they took. In repetitive tasks (an edit,
 code, JSON, a summary of sentences taken over) the answer repeats the prompt; the plain one is a story told at random,
 in which the last words come up again only by chance: there speculation must not cost anything.
@@ -102,14 +103,16 @@ def compare(plain: LLM, speculating: LLM, name: str, rounds: int) -> dict[str, A
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=length, ignore_eos=True)
     rates: dict[str, list[float]] = {"plain": [], "speculating": []}
     before = speculating.stats.speculation
+    engines = [("plain", plain), ("speculating", speculating)]
     for _ in range(rounds + 1):
         answers = []
-        for name, llm in (("plain", plain), ("speculating", speculating)):
+        for name, llm in engines:
             rate, token_ids = measure(llm, prompt, params)
             rates[name].append(rate)
             answers.append(token_ids)
         if answers[0] != answers[1]:
             raise SystemExit("the answers differ")
+        engines.reverse()  # neither always comes after the other
     after = speculating.stats.speculation
     proposed = after.num_draft_tokens - before.num_draft_tokens
     accepted = after.num_accepted_tokens - before.num_accepted_tokens

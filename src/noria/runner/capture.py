@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,21 @@ from noria.batch.persistent import PersistentBatch
 from noria.config import SamplingParams
 from noria.errors import CompileError, ConfigError
 from noria.observe.compiles import CompileCount, CompileWatch
+from noria.runner.memory import give_back_memory
 from noria.scheduler.schedule import NewRequest, Schedule
 
 _log = logging.getLogger(__name__)
 _WARM_UP_PARAMS = SamplingParams()
 _SHAPED = SamplingParams(logprobs=0)
+
+
+def lowering(function: Callable[..., Any], **options: Any) -> Callable[..., jax.stages.Lowered]:
+    """As jax.jit(function, **options).lower, of a function of its own each time.
+
+    So what tracing leaves in JAX's caches goes with what was lowered, megabytes for a program, and what JAX has
+    compiled for one engine never keeps a program of another from its compile cache.
+    """
+    return lambda *arguments: jax.jit(partial(function), **options).lower(*arguments)
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,10 @@ class Programs:
         def run(job: Callable[[], Any]) -> tuple[Any, CompileCount]:
             count = CompileCount()
             with self._watch.watch(count):
-                return job().compile(), count
+                program = job().compile()
+            if count.compiled:
+                give_back_memory()
+            return program, count
 
         pool = ThreadPoolExecutor(threads, thread_name_prefix="noria-compile")
         try:
@@ -74,6 +88,7 @@ class Programs:
         finally:
             # After a failure or an interrupt nobody waits for what is still in the queue.
             pool.shutdown(wait=False, cancel_futures=True)
+        give_back_memory()
         return CaptureReport(len(jobs), self.start.compiled, time.perf_counter() - begin)
 
     def call(self, key: Hashable, job: Callable[[], Any], *arguments: Any) -> Any:

@@ -23,7 +23,7 @@ from noria.ops import native
 from noria.ops.ragged_paged_attention.api import FULL_ATTENTION, KVCache
 from noria.ops.ragged_paged_attention.tpu_lines import Lines
 from noria.runner.backends import choose_ops
-from noria.runner.capture import Programs
+from noria.runner.capture import Programs, lowering
 from noria.runner.pack_weights import MatrixForm
 from noria.runner.weights import WeightPlace
 from noria.step.draft_head import HeadPrograms, HeadState
@@ -137,8 +137,8 @@ class HeadRunner:
         self.state = state
         programs = HeadPrograms(self.head, steps, self._ops, self._group, self._window, self._max_drafts)
         shardings = (places, self._placement.replicated)
-        self._follow = jax.jit(programs.follow, donate_argnums=2, out_shardings=shardings)
-        self._draft = jax.jit(programs.draft, donate_argnums=2, out_shardings=shardings)
+        self._follow = lowering(programs.follow, donate_argnums=2, out_shardings=shardings)
+        self._draft = lowering(programs.draft, donate_argnums=2, out_shardings=shardings)
         return programs
 
     def jobs(self, embedding: Any, made_up: Iterable[StepInputs], batch: PersistentBatch, buckets: Buckets) -> Jobs:
@@ -193,8 +193,8 @@ class HeadRunner:
         states = jax.ShapeDtypeStruct(size, self._place.dtype)
         sampled = jax.ShapeDtypeStruct((shape.num_logit_rows,), jnp.int32)
         packed = self._placement.host((states, sampled, inputs.forward, inputs.head))
-        return lambda: self._follow.lower(embedding, self.weights, self.state, *packed)
+        return lambda: self._follow(embedding, self.weights, self.state, *packed)
 
     def _draft_job(self, embedding: Any, inputs: DraftInputs) -> Callable[[], Any]:
         packed = self._placement.host((inputs.forward, inputs.sample, inputs.state_rows))
-        return lambda: self._draft.lower(embedding, self.weights, self.state, *packed)
+        return lambda: self._draft(embedding, self.weights, self.state, *packed)

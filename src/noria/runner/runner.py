@@ -36,6 +36,7 @@ from noria.runner.capture import (
     CaptureReport,
     MadeUpBlocks,
     Programs,
+    lowering,
     made_up_step,
     made_up_steps,
     use_compile_cache,
@@ -213,12 +214,12 @@ class ModelRunner:
         self._shaper = Shaper(steps, self._programs, self.placement, self.dtype, self.clock)
         places = jax.tree.map(lambda leaf: leaf.sharding, spec)
         by_token = self._hidden_states(self.shape.num_ranks).sharding
-        self._forward = jax.jit(steps.forward, donate_argnums=1, out_shardings=(places, by_token, by_token, whole))
-        self._sample = jax.jit(steps.sample, out_shardings=whole)
+        self._forward = lowering(steps.forward, donate_argnums=1, out_shardings=(places, by_token, by_token, whole))
+        self._sample = lowering(steps.sample, out_shardings=whole)
         # Rounded up, because to compile takes long: neighbouring values of the option share their programs.
         max_steps = max(8, 1 << (self.config.num_scheduler_steps - 1).bit_length())
         decode = DecodeProgram(steps, max_steps, head).decode
-        self._decode = jax.jit(decode, donate_argnums=(1, 5), out_shardings=(places, whole, whole, whole))
+        self._decode = lowering(decode, donate_argnums=(1, 5), out_shardings=(places, whole, whole, whole))
 
     def capture_model(self, progress: Callable[[int, int], None] | None = None) -> CaptureReport:
         """Compiles every program that the buckets allow."""
@@ -367,17 +368,17 @@ class ModelRunner:
 
     def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:
         packed = self.placement.by_rank(inputs.forward)
-        return lambda: self._forward.lower(self._weights, self._cache, self._sampled, packed)
+        return lambda: self._forward(self._weights, self._cache, self._sampled, packed)
 
     def _decode_job(self, inputs: StepInputs) -> Callable[[], Any]:
         packed = self.placement.by_rank(inputs.forward), self.placement.by_copy(inputs.sample)
         head = (self.head.state, self.head.weights, self.placement.host(inputs.head)) if self.head else ()
-        return lambda: self._decode.lower(self._weights, self._cache, self._sampled, *packed, *head)
+        return lambda: self._decode(self._weights, self._cache, self._sampled, *packed, *head)
 
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
         rows = self._hidden_states(self.shape.all_logit_rows)
         packed = self.placement.by_copy(inputs.sample)
-        return lambda: self._sample.lower(self._weights, rows, packed)
+        return lambda: self._sample(self._weights, rows, packed)
 
     def _hidden_states(self, rows: int) -> jax.ShapeDtypeStruct:
         return self.placement.by_token((rows, self.model.config.hidden_size), self.dtype)

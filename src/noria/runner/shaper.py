@@ -14,7 +14,7 @@ from noria.batch.edits import empty_edit
 from noria.batch.pack import PromptPart, StepInputs
 from noria.observe.step_clock import StepClock
 from noria.parallel.placement import Placement
-from noria.runner.capture import Programs
+from noria.runner.capture import Programs, lowering
 from noria.runner.results import PromptScores
 from noria.step.programs import StepPrograms, pick_rows
 from noria.step.shape import Tables, edit, mask_width
@@ -48,11 +48,10 @@ class Shaper:
         self._open_masks: dict[int, jax.Array] = {}  # by request bucket
         self.mask_width = mask_width(self._config.vocab_size)
         tables, whole = jax.tree.map(lambda shape: shape.sharding, self._shapes), placement.replicated
-        self._sample = jax.jit(steps.sample_shaped, donate_argnums=2, out_shardings=(tables, whole, whole))
-        # Functions of its own: what JAX has compiled of those that engines share never reaches another's compile cache.
-        self._edit = jax.jit(partial(edit), donate_argnums=0, out_shardings=tables)
-        self._pick = jax.jit(partial(pick_rows), out_shardings=whole)
-        self._score = jax.jit(steps.score_prompt, out_shardings=whole)
+        self._sample = lowering(steps.sample_shaped, donate_argnums=2, out_shardings=(tables, whole, whole))
+        self._edit = lowering(edit, donate_argnums=0, out_shardings=tables)
+        self._pick = lowering(pick_rows, out_shardings=whole)
+        self._score = lowering(steps.score_prompt, out_shardings=whole)
 
     def jobs(self, weights: Any, made_up: Iterable[StepInputs]) -> Jobs:
         """What warm-up lowers and compiles for these steps."""
@@ -127,24 +126,24 @@ class Shaper:
     def _tables_job(self) -> Any:
         zeros = lambda: jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), self._shapes)
         places = jax.tree.map(lambda shape: shape.sharding, self._shapes)
-        return jax.jit(zeros, out_shardings=places).lower()
+        return lowering(zeros, out_shardings=places)()
 
     def _edit_job(self) -> Any:
-        return self._edit.lower(self._shapes, self._placement.host(empty_edit()))
+        return self._edit(self._shapes, self._placement.host(empty_edit()))
 
     def _sample_job(self, weights: Any, inputs: StepInputs) -> Callable[[], Any]:
         mask = jax.ShapeDtypeStruct((inputs.num_rows, self.mask_width), jnp.int32)
         packed = [self._placement.by_copy(each) for each in (inputs.sample, inputs.shaping, mask)]
         arguments = (weights, self._states(self._num_logit_rows), self._shapes, self._sampled, *packed)
-        return lambda: self._sample.lower(*arguments)
+        return lambda: self._sample(*arguments)
 
     def _pick_job(self, num_tokens: int) -> Callable[[], Any]:
-        return lambda: self._pick.lower(self._states(num_tokens), self._prompt_places())
+        return lambda: self._pick(self._states(num_tokens), self._prompt_places())
 
     def _score_job(self, weights: Any) -> Callable[[], Any]:
         hidden = self._placement.host(self._states(self._prompt_rows))
         arguments = (weights, hidden, self._prompt_places())
-        return lambda: self._score.lower(*arguments)
+        return lambda: self._score(*arguments)
 
     def _states(self, rows: int) -> Any:
         return self._placement.by_token((rows, self._config.hidden_size), self._dtype)
