@@ -56,6 +56,7 @@ class EngineConfig:
     distributed_timeout_seconds: int = 300  # that the hosts wait for each other at start
 
     max_model_len: int | None = None  # tokens of prompt and output together
+    most_model_len: int | None = None  # that most requests do not exceed: their steps get by with short block tables
     max_num_seqs: int | None = None  # requests that run at the same time
     max_num_batched_tokens: int | None = None  # tokens computed in one step
     token_bucket_gap: int = 0  # 0: token buckets double; else they double up to it and then step by it
@@ -92,9 +93,9 @@ class EngineConfig:
                 object.__setattr__(self, field, value := os.fspath(value))
             if not is_a(value, kind):
                 raise ConfigError(f"{field} must be {describe(kind)}, not {value!r}")
-        positive = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks_override")
+        positive = ("max_model_len", "most_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size")
         counts = (*_PARALLEL, "nnodes", "distributed_timeout_seconds")
-        for name in (*positive, "kv_cache_memory_bytes", "compile_threads", *counts):
+        for name in (*positive, "num_blocks_override", "kv_cache_memory_bytes", "compile_threads", *counts):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
@@ -164,6 +165,8 @@ class EngineConfig:
                 f"max_model_len ({max_model_len}) exceeds the {limits.max_position_embeddings} positions "
                 "the model was made for; lower it"
             )
+        if self.most_model_len is not None:
+            self._check_most_model_len(self.most_model_len, max_model_len)
         copies, ranks = self.data_parallel_size, self.num_ranks
         max_num_seqs = self.max_num_seqs or -(-copies * (64 if on_cpu else 256) // ranks) * ranks
         if max_num_seqs % ranks:
@@ -197,6 +200,23 @@ class EngineConfig:
             else self.compile_cache_dir,
         }
         return ResolvedConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | sizes)
+
+    def _check_most_model_len(self, value: int, max_model_len: int) -> None:
+        if value >= max_model_len:
+            raise ConfigError(
+                f"most_model_len ({value}) must be less than max_model_len ({max_model_len}), because it is what most "
+                "requests get by with; lower it, or leave it out"
+            )
+        if self.num_ranks > 1:
+            raise ConfigError(
+                f"most_model_len ({value}) works with neither data_parallel_size nor attention_data_parallel_size; "
+                "leave it out"
+            )
+        if (speculation := self.speculation) is not None and speculation.method == "eagle3":
+            raise ConfigError(
+                f"most_model_len ({value}) does not work with the method eagle3 of speculative_config, whose head "
+                "follows steps of one shape; leave it out, or choose another method"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,9 +156,9 @@ def test_a_burst_has_a_token_for_each_row() -> None:
 def test_prompt_tokens_are_found_in_the_part_of_their_rank() -> None:
     params = SamplingParams(prompt_logprobs=1)
     _, step = packed(new("a", 3, 0), new("b", 4, 2, params=params))
-    assert step.prompt is not None
-    assert step.prompt.sources.tolist() == [8, 9, 10]  # 4 tokens a rank
-    assert step.prompt.token_ids.tolist() == [100 * ord("b") + place for place in (1, 2, 3)]
+    assert step.executions[0].prompt is not None
+    assert step.executions[0].prompt.sources.tolist() == [8, 9, 10]  # 4 tokens a rank
+    assert step.executions[0].prompt.token_ids.tolist() == [100 * ord("b") + place for place in (1, 2, 3)]
 
 
 def test_drafts_are_rows_of_their_rank() -> None:

@@ -44,7 +44,7 @@ def entries(edit: np.ndarray) -> list[tuple[int, int, float]]:
 def test_plain_steps_have_nothing_more() -> None:
     batch = batch_of(new("a", [1, 2, 3]), new("b", [4]))
     step = step_of(batch, a=3, b=1)
-    assert (step.shaping, step.num_logprobs, step.prompt) == (None, None, None)
+    assert (step.shaping, step.num_logprobs, step.executions[0].prompt) == (None, None, None)
     assert batch.take_edits() == []
 
 
@@ -143,16 +143,16 @@ def test_a_burst_is_refused() -> None:
 def test_the_tokens_behind_those_computed_are_scored() -> None:
     asks, more = SamplingParams(prompt_logprobs=0), SamplingParams(prompt_logprobs=7)
     batch = batch_of(new("a", range(10, 15), params=asks), new("b", range(20, 26)), new("c", [30, 31], params=more))
-    part = step_of(batch, a=3, b=6, c=2).prompt
+    part = step_of(batch, a=3, b=6, c=2).executions[0].prompt
     assert part is not None
     assert part.rows == ((0, 1, 3, 0), (2, 1, 1, 7))
     assert part.sources.tolist() == [0, 1, 2, 9]
     assert part.token_ids.tolist() == [11, 12, 13, 31]
     batch.apply(schedule(cached("a", 3)))
-    part = step_of(batch, a=2, b=1).prompt
+    part = step_of(batch, a=2, b=1).executions[0].prompt
     assert part is not None
     assert part.rows == ((1, 4, 1, 0),)  # b has one token, so it comes first
     assert part.sources.tolist() == [1]
     assert part.token_ids.tolist() == [14]
     batch.apply(schedule(cached("a", 4)))
-    assert step_of(batch, a=1).prompt is None
+    assert step_of(batch, a=1).executions[0].prompt is None

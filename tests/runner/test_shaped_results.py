@@ -30,15 +30,16 @@ def dispatched(batch: PersistentBatch, step: StepInputs, tokens: list[int]) -> S
     names = tuple(batch.request_ids[row] or "" for row in step.rows)
     sources = np.flatnonzero(step.samples)
     expected = batch.expect(step.rows[sources], sources, step.steps[sources]) if len(sources) else None
-    packed, prompt = xla.score(jnp.asarray(logits), jnp.asarray(tokens), jnp.int32(len(tokens)), num_top=3), None
-    if step.prompt is not None:
+    packed, prompt = xla.score(jnp.asarray(logits), jnp.asarray(tokens), jnp.int32(len(tokens)), num_top=3), ()
+    part = step.executions[0].prompt
+    if part is not None:
         rows = np.full((4, 8), -1.0, np.float32)
         rows[:, 0] = 0
-        parts = [step.prompt.token_ids[i : i + 4] for i in range(0, step.prompt.num_tokens, 4)]
+        chunks = [part.token_ids[i : i + 4] for i in range(0, part.num_tokens, 4)]
         arrays = [
-            xla.score(jnp.asarray(rows), jnp.asarray(np.resize(part, 4)), jnp.int32(4), num_top=3) for part in parts
+            xla.score(jnp.asarray(rows), jnp.asarray(np.resize(chunk, 4)), jnp.int32(4), num_top=3) for chunk in chunks
         ]
-        prompt = PromptScores(step.prompt, tuple(arrays))
+        prompt = (PromptScores(part, tuple(arrays)),)
     array = np.array(tokens, np.int32)
     scores = packed if step.shaping is not None else None
     return SampledTokens(

@@ -22,7 +22,7 @@ from noria.engine.request import FinishReason, Request
 from noria.engine.startup import Engine
 from noria.errors import EngineDeadError
 from noria.observe.step_clock import StepTimes
-from noria.scheduler.scheduler import SchedulerStats
+from noria.scheduler.stats import SchedulerStats
 from noria.server.app import create_app
 from noria.server.metrics import ServerMetrics
 from noria.server.settings import ServerConfig

@@ -15,7 +15,7 @@ from noria.runner.work import Work, WorkModel
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Of a step. seconds: of its forward pass and its sampler."""
+    """Of a step. seconds: of its forward passes and its sampler."""
 
     rows: int  # requests
     context: int  # tokens of each in the cache before the step
@@ -37,6 +37,7 @@ class Estimator:
     work: WorkModel
     context: int
     programs: Sequence[ProgramFigures]
+    long_rows: int = 0  # of a pass with requests that exceed most_model_len
 
     def of_program(self, program: ProgramFigures) -> Roofline | None:
         """Of the step that fills its bucket: where all requests can decode in it, they do; larger ones are prompts.
@@ -47,37 +48,52 @@ class Estimator:
         if program.error is not None:
             return None
         if program.name == "forward":
-            decodes = bucket <= self.config.max_num_seqs
-            return self._roofline(program, self._decode(bucket) if decodes else self._prompts(bucket))
+            longest, rows = self.config.most_model_len or self.config.max_model_len, self.config.max_num_seqs
+        elif program.name == "forward long":
+            longest, rows = self.config.max_model_len, self.long_rows
+        else:
+            longest, rows = 0, 0
+        if longest:
+            decodes, context = bucket <= rows, min(self.context, longest - 1)
+            return self._roofline(program, self._decode(bucket, context) if decodes else self._prompts(bucket, longest))
         if program.name in ("sample", "sample shaped"):
             return self._roofline(program, self.work.sample(bucket))
         return None
 
     def decode(self, rows: int) -> Speed | None:
         """None where a program that it needs does not compile."""
-        return self._speed(rows, self.context, rows, self._decode(rows))
+        most, name = rows, "forward"
+        if self.config.most_model_len is not None and self.context >= self.config.most_model_len:
+            most, name = self.long_rows, "forward long"
+        passes = [min(most, rows - first) for first in range(0, rows, most)]
+        return self._speed(
+            rows, self.context, rows, [(name, count, self._decode(count, self.context)) for count in passes]
+        )
 
     def prefill(self, tokens: int) -> Speed | None:
-        """Of prompts that fill a step, of which the last one ends in it."""
-        return self._speed(1, 0, tokens, self._prompts(tokens))
+        """Of prompts that fill a step, of which the last one ends in it: of most_model_len tokens, if that is given, or
+        of max_model_len."""
+        longest = self.config.most_model_len or self.config.max_model_len
+        tokens = min(tokens, self.config.max_num_seqs * longest)
+        return self._speed(1, 0, tokens, [("forward", tokens, self._prompts(tokens, longest))])
 
-    def _speed(self, rows: int, context: int, tokens: int, work: Work) -> Speed | None:
-        forward = self._find("forward", pick(self.buckets.tokens, tokens))
-        sample = self._find("sample", pick(self.buckets.requests, rows))
-        if forward.error is not None or sample.error is not None:
+    def _speed(self, rows: int, context: int, tokens: int, passes: Sequence[tuple[str, int, Work]]) -> Speed | None:
+        """passes: program, tokens and work of each forward pass of the step."""
+        works = [(self._find(name, pick(self.buckets.tokens, count)), work) for name, count, work in passes]
+        works.append((self._find("sample", pick(self.buckets.requests, rows)), self.work.sample(rows)))
+        if any(program.error is not None for program, _ in works):
             return None
-        seconds = self._roofline(forward, work).seconds + self._roofline(sample, self.work.sample(rows)).seconds
-        return Speed(rows, context, tokens, seconds)
+        return Speed(rows, context, tokens, sum(self._roofline(program, work).seconds for program, work in works))
 
     def _find(self, name: str, bucket: int) -> ProgramFigures:
         return next(each for each in self.programs if (each.name, each.bucket) == (name, bucket))
 
-    def _decode(self, rows: int) -> Work:
-        return self.work.forward([(self.context, 1)] * rows)
+    def _decode(self, rows: int, context: int) -> Work:
+        return self.work.forward([(context, 1)] * rows)
 
-    def _prompts(self, tokens: int) -> Work:
-        full, rest = divmod(tokens, self.config.max_model_len)
-        return self.work.forward([(0, self.config.max_model_len)] * full + [(0, rest)] * (rest > 0))
+    def _prompts(self, tokens: int, longest: int) -> Work:
+        full, rest = divmod(tokens, longest)
+        return self.work.forward([(0, longest)] * full + [(0, rest)] * (rest > 0))
 
     def _roofline(self, program: ProgramFigures, work: Work) -> Roofline:
         return roofline(self.device, work, program.sent)

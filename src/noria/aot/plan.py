@@ -60,7 +60,7 @@ def make_plan(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Plan:
     """config: its sizes multiply to the devices that are used. context: tokens in the cache of each request that
-    decodes; None: half of max_model_len.
+    decodes; None: half of most_model_len, if that is given, or of max_model_len.
 
     Raises ConfigError when something is wrong with the options, or the model does not fit; WeightsError when the model
     is not supported.
@@ -78,7 +78,7 @@ def make_plan(
         )
     limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
     resolved = dataclasses.replace(config, compile_cache_dir=config.compile_cache_dir or "").resolve(limits, "tpu")
-    context = resolved.max_model_len // 2 if context is None else context
+    context = (resolved.most_model_len or resolved.max_model_len) // 2 if context is None else context
     if not 0 <= context < resolved.max_model_len:
         raise ConfigError(f"context ({context}) must be below max_model_len ({resolved.max_model_len}); lower it")
     dtype = choose_dtype(config, model_config)
@@ -94,7 +94,8 @@ def make_plan(
         progress=progress,
     )
     device, work = topology.chip.device, runner.work_model()
-    estimate = Estimator(device, resolved, runner.buckets, work, context, programs)
+    long = runner.shape.long
+    estimate = Estimator(device, resolved, runner.buckets, work, context, programs, long.num_rows if long else 0)
     fitting = int(memory.max_concurrency * resolved.max_model_len) // (context + 1)
     return Plan(
         topology=topology,

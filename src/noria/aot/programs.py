@@ -66,7 +66,7 @@ def _compile(key: Hashable, job: Callable[[], Any], num_layers: int | None, mesh
     cost, memory = program.cost_analysis() or {}, program.memory_analysis()
     # The compiler counts the body of a loop once. A forward pass is a loop over the layers, and next to nothing is
     # outside of it; of a burst nobody knows the length.
-    times = {"forward": num_layers, "decode": None}.get(str(name), 1)
+    times = {"forward": num_layers, "forward long": num_layers, "decode": None}.get(str(name), 1)
     exchanged = tuple(exchanges(text))
     return ProgramFigures(
         name=str(name),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, cast
 
@@ -38,10 +38,25 @@ class BatchShape:
 
     num_rows: int  # R: requests
     num_groups: int  # G: cache groups
-    num_blocks: int  # B: entries of a block table, enough for max_model_len
+    num_blocks: int  # B: entries of a block table, enough for max_model_len, or, where there is `long`, most_model_len
     num_drafts: int = 0  # most drafts of a step
     has_head: bool = False  # whether a draft head follows the model, which needs one rank
     num_ranks: int = 1
+    most_model_len: int | None = None  # tokens of a row that is short; None: all are, and there is no `long`
+    long: BatchShape | None = None  # that forward passes with other rows have; on one rank
+
+    def divided(self, most_model_len: int, block_size: int) -> BatchShape:
+        """This shape, whose tables hold max_model_len, with shorter tables, and a second one for longer requests: with
+        about as many table entries in fewer rows, and as many rows of the head pass."""
+        num_blocks = -(-most_model_len // block_size)
+        rows = max(1, self.num_rows * num_blocks // self.num_blocks)
+        long = replace(self, num_rows=rows, num_drafts=self.num_logit_rows - rows)
+        return replace(self, num_blocks=num_blocks, most_model_len=most_model_len, long=long)
+
+    @property
+    def table_size(self) -> int:
+        """Entries of a block table that holds max_model_len."""
+        return (self.long or self).num_blocks
 
     @property
     def num_logit_rows(self) -> int:

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from noria.batch.buckets import Buckets, pick
+from noria.batch.executions import Execution, StepRows, pack_forward
+from noria.batch.head_rows import HeadRows, Places
 from noria.batch.inputs import BatchShape, ForwardInputs, HeadInputs, SampleInputs, ShapingInputs
 from noria.batch.persistent import PersistentBatch
 from noria.scheduler.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class PromptPart:
-    """Tokens of prompts whose log-probabilities a step can compute: those behind tokens that it computes."""
-
-    sources: np.ndarray  # [m]: of each the place, in the step's tokens, of the one before it
-    token_ids: np.ndarray  # [m]
-    rows: tuple[tuple[int, int, int, int], ...]  # row of the step, place of its first in the prompt, count, top-N
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.sources)
-
-
-@dataclass(frozen=True, slots=True)
 class StepInputs:
     """The inputs of one step, ready for upload, and what the host must know to read its outputs."""
 
-    forward: np.ndarray  # int32, see ForwardInputs.of_ranks
+    executions: tuple[Execution, ...]  # forward passes, in their order; one but for steps of short and long rows
     sample: np.ndarray  # int32, see SampleInputs.of_ranks
-    num_tokens: int  # token bucket, times the number of ranks
     num_rows: int  # request bucket, times the number of ranks
     rows: np.ndarray  # [n]: row of the persistent batch behind each row of the step; those of a rank are together
     samples: np.ndarray  # [n] bool: false where the prompt is still unfinished and the sampled token is dropped
@@ -41,7 +28,6 @@ class StepInputs:
     is_burst: bool  # its token bucket is its request bucket
     shaping: np.ndarray | None = None  # int32, see ShapingInputs.of_ranks; None where no row needs it
     num_logprobs: np.ndarray | None = None  # [n]: how many are asked for; -1 for none. None where shaping is
-    prompt: PromptPart | None = None
     # [most, n]: rows of the head pass of each row, -1 where it has fewer. None where they are the same: without drafts,
     # on one rank.
     places: np.ndarray | None = None
@@ -49,55 +35,15 @@ class StepInputs:
     # What a draft head wants: int32, see HeadInputs, or of a burst the rows of the batch [num_rows]. None without.
     head: np.ndarray | None = None
 
+    @property
+    def forward(self) -> np.ndarray:
+        """Of the first forward pass."""
+        return self.executions[0].forward
 
-@dataclass(frozen=True, slots=True)
-class _HeadRows:
-    """The rows of the head pass: for every row of the step one, and one more for each draft."""
-
-    rows: np.ndarray  # [m]: row of the step
-    place: np.ndarray  # [m]: among those of its row
-    back: np.ndarray  # [m]: how many of them come after it
-    places: np.ndarray  # [most, n], see StepInputs
-
-    @staticmethod
-    def of(num_drafts: np.ndarray) -> _HeadRows:
-        """num_drafts: [n], of each row of the step."""
-        counts = num_drafts + 1
-        rows = np.repeat(np.arange(len(counts)), counts)
-        first = np.cumsum(counts) - counts
-        place = np.arange(len(rows)) - first[rows]
-        each = np.arange(counts.max(initial=1))[:, None]
-        return _HeadRows(rows, place, num_drafts[rows] - place, np.where(each < counts, first + each, -1))
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Where the rows of the head pass lie in arrays that have `height` for each rank."""
-
-    index: Any  # of [height] or, of several ranks, [ranks, height]
-    flat: np.ndarray | None  # [m]: the same in one row of numbers; None for 0 to m - 1
-    num_ranks: int
-    height: int
-
-    @staticmethod
-    def of(sizes: Sequence[int], height: int) -> _Places:
-        """sizes: rows of each rank."""
-        if len(sizes) == 1:
-            return _Places(slice(sizes[0]), None, 1, height)
-        rank = np.repeat(np.arange(len(sizes)), sizes)
-        row = np.concatenate([np.arange(size) for size in sizes])
-        return _Places((rank, row), rank * height + row, len(sizes), height)
-
-    def among(self, chosen: np.ndarray) -> Any:
-        """The index of those [m] that are true."""
-        return np.flatnonzero(chosen) if self.flat is None else tuple(part[chosen] for part in self.index)
-
-    def of_rows(self, head: _HeadRows | None) -> np.ndarray | None:
-        """See StepInputs.places: by them what the device yields comes back to the order of the rows of the step, in
-        which nothing is padding."""
-        if self.flat is None:
-            return None if head is None else head.places
-        return self.flat[None] if head is None else np.where(head.places >= 0, self.flat[head.places], -1)
+    @property
+    def num_tokens(self) -> int:
+        """The same."""
+        return self.executions[0].num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,29 +76,25 @@ def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepIn
     parts = _parts(rows, batch.shape)
     drafts = schedule.draft_token_ids
     num_drafts = np.array([len(drafts.get(request_id, ())) for request_id in scheduled])[order] if drafts else None
-    head = None if num_drafts is None else _HeadRows.of(num_drafts)
+    head = None if num_drafts is None else HeadRows.of(num_drafts)
     head_rows = [part.stop - part.start + (0 if num_drafts is None else int(num_drafts[part].sum())) for part in parts]
     height = pick(buckets.requests if head is None else buckets.with_drafts, max(head_rows))
-    width = height if schedule.is_burst else pick(buckets.tokens, max(int(counts[part].sum()) for part in parts))
-    buffers = [
-        _pack_forward(batch, width, rows[p], counts[p], None if num_drafts is None else _HeadRows.of(num_drafts[p]))
-        for p in parts
-    ]
-    at = _Places.of(head_rows, height)
+    sizes = (height,) if schedule.is_burst else buckets.tokens
+    executions = pack_forward(batch, StepRows(rows, counts, num_drafts), parts, sizes)
+    at = Places.of(head_rows, height)
     ends = batch.num_computed[rows] + counts
     samples = ends >= batch.num_tokens[rows]
     # The sampled token of an unfinished prompt is dropped, so it need not be the right one.
     shaped = bool((batch.is_shaped[rows] & samples).any())
-    if shaped and schedule.is_burst:
-        raise ValueError("a burst has rows that are shaped: the scheduler must plan single steps for them")
+    if schedule.is_burst:
+        _check_burst(batch, rows, steps, shaped)
     sampling = rows, ends, samples
     if num_drafts is not None and head is not None:
         sampling = rows[head.rows], ends[head.rows] - head.back, samples[head.rows]
         steps = steps + num_drafts
     return StepInputs(
-        forward=buffers[0] if len(buffers) == 1 else np.stack(buffers),
+        executions=executions,
         sample=_pack_sample(batch, *sampling[:2], steps if head is None else None, at, head),
-        num_tokens=width * len(parts),
         num_rows=height * len(parts),
         rows=rows,
         samples=samples,
@@ -160,13 +102,19 @@ def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepIn
         is_burst=schedule.is_burst,
         shaping=_pack_shaping(batch, *sampling, at) if shaped else None,
         num_logprobs=batch.num_logprobs[rows] if shaped else None,
-        prompt=_prompt_part(batch, rows, counts, parts, width)
-        if (batch.num_prompt_logprobs[rows] >= 0).any()
-        else None,
         places=at.of_rows(head),
         has_drafts=head is not None,
-        head=_pack_head(batch, buffers[0], width, height, sampling, schedule.is_burst),
+        head=_pack_head(batch, executions[0], height, sampling, schedule.is_burst),
     )
+
+
+def _check_burst(batch: PersistentBatch, rows: np.ndarray, steps: np.ndarray, shaped: bool) -> None:
+    """Raises ValueError for what the device's loop does not do: the scheduler must plan single steps for it."""
+    if shaped:
+        raise ValueError("a burst has rows that are shaped: the scheduler must plan single steps for them")
+    most = batch.shape.most_model_len
+    if most is not None and (batch.num_computed[rows] + steps > most).any():
+        raise ValueError("a burst has rows beyond most_model_len: the scheduler must plan single steps for them")
 
 
 def _order(rows: np.ndarray, is_prefill: np.ndarray, shape: BatchShape) -> np.ndarray:
@@ -195,7 +143,7 @@ def pack_drafts(counts: Mapping[str, int], batch: PersistentBatch, num_rows: int
     inputs.block_tables[:, :n] = batch.block_tables[:, rows]
     inputs.distribution[:] = n
     steps = np.fromiter(counts.values(), np.int64, n)
-    sample = _pack_sample(batch, rows, batch.num_tokens[rows], steps, _Places.of([n], num_rows), None)
+    sample = _pack_sample(batch, rows, batch.num_tokens[rows], steps, Places.of([n], num_rows), None)
     return DraftInputs(buffer, sample, _padded_rows(rows, num_rows, shape.num_rows))
 
 
@@ -207,8 +155,7 @@ def _padded_rows(rows: np.ndarray, count: int, padding: int) -> np.ndarray:
 
 def _pack_head(
     batch: PersistentBatch,
-    forward: np.ndarray,
-    num_tokens: int,
+    execution: Execution,
     num_rows: int,
     sampling: tuple[np.ndarray, np.ndarray, np.ndarray],
     is_burst: bool,
@@ -220,8 +167,8 @@ def _pack_head(
         return None
     if is_burst:
         return _padded_rows(rows, num_rows, shape.num_rows)
-    step = ForwardInputs.unpack(forward, shape, num_tokens)
-    buffer, inputs = HeadInputs.allocate(shape, num_tokens)
+    step = ForwardInputs.unpack(execution.forward, shape, execution.num_tokens)
+    buffer, inputs = HeadInputs.allocate(shape, execution.num_tokens)
     places = step.logit_rows[: len(rows)]
     # Within a row the next token is at hand; behind the last of it is what is sampled, or more of the prompt.
     inputs.next_ids[:-1] = step.token_ids[1:]
@@ -232,45 +179,13 @@ def _pack_head(
     return buffer
 
 
-def _pack_forward(
-    batch: PersistentBatch,
-    num_tokens: int,
-    rows: np.ndarray,
-    counts: np.ndarray,
-    head: _HeadRows | None,
-) -> np.ndarray:
-    """Of one rank."""
-    n, total = len(rows), int(counts.sum())
-    buffer, inputs = ForwardInputs.allocate(batch.shape, num_tokens)
-    starts = np.concatenate([[0], np.cumsum(counts)])  # [n + 1]
-    token_rows = np.repeat(np.arange(n), counts)  # [total]
-    positions = batch.num_computed[rows][token_rows] + np.arange(total) - starts[token_rows]
-    inputs.token_ids[:total] = batch.token_ids[rows[token_rows], positions]
-    inputs.token_sources[:] = -1
-    newest = positions == batch.num_tokens[rows][token_rows] - 1
-    inputs.token_sources[:total] = np.where(newest, batch.pending[rows][token_rows], -1)
-    inputs.positions[:total] = positions
-    inputs.token_rows[:] = batch.shape.num_rows
-    inputs.token_rows[:total] = token_rows
-    inputs.query_start[:] = total
-    inputs.query_start[: n + 1] = starts
-    inputs.seq_lens[:n] = batch.num_computed[rows] + counts
-    last = starts[1:] - 1 if head is None else starts[1:][head.rows] - 1 - head.back
-    inputs.logit_rows[: len(last)] = last
-    widest = int(batch.num_blocks[:, rows].max(initial=0))
-    inputs.block_tables[:, :n, :widest] = batch.block_tables[:, rows, :widest]
-    num_decodes = int(np.count_nonzero(counts == 1))
-    inputs.distribution[:] = num_decodes, num_decodes, n
-    return buffer
-
-
 def _pack_sample(
     batch: PersistentBatch,
     rows: np.ndarray,
     ends: np.ndarray,
     steps: np.ndarray | None,
-    at: _Places,
-    head: _HeadRows | None,
+    at: Places,
+    head: HeadRows | None,
 ) -> np.ndarray:
     """rows, ends: of the head pass, the row of the batch and the position that is sampled. steps: None for 1 each."""
     buffer, inputs = SampleInputs.allocate(at.height, at.num_ranks)
@@ -287,7 +202,7 @@ def _pack_sample(
 
 
 def _pack_shaping(
-    batch: PersistentBatch, rows: np.ndarray, ends: np.ndarray, samples: np.ndarray, at: _Places
+    batch: PersistentBatch, rows: np.ndarray, ends: np.ndarray, samples: np.ndarray, at: Places
 ) -> np.ndarray:
     """rows, ends: as of _pack_sample."""
     buffer, inputs = ShapingInputs.allocate(at.height, at.num_ranks)
@@ -310,20 +225,3 @@ def _pack_shaping(
     tokens = batch.token_ids[shaped_rows[:, None], np.maximum(positions, 0)]
     inputs.tail[places] = np.where(positions >= batch.num_prompt[shaped_rows][:, None], tokens, -1)
     return buffer
-
-
-def _prompt_part(
-    batch: PersistentBatch, rows: np.ndarray, counts: np.ndarray, ranks: list[slice], width: int
-) -> PromptPart | None:
-    """None where all that is computed of the prompts is their last token. ranks, width: the rows of each rank, and its
-    tokens with padding."""
-    sources, token_ids, parts = [], [], []
-    starts = np.concatenate([r * width + np.cumsum(counts[part]) - counts[part] for r, part in enumerate(ranks)])
-    for index in np.flatnonzero(batch.num_prompt_logprobs[rows] >= 0):
-        row, first = rows[index], int(batch.num_computed[rows[index]]) + 1
-        count = min(first + int(counts[index]), int(batch.num_prompt[row])) - first
-        if count > 0:
-            sources.append(starts[index] + np.arange(count))
-            token_ids.append(batch.token_ids[row, first : first + count])
-            parts.append((int(index), first, count, int(batch.num_prompt_logprobs[row])))
-    return PromptPart(np.concatenate(sources), np.concatenate(token_ids), tuple(parts)) if parts else None

@@ -51,7 +51,7 @@ class PersistentBatch:
         self.token_ids = np.zeros((rows, max_model_len + 1), np.int32)
         self.num_tokens = np.zeros(rows, np.int32)  # known token ids
         self.num_computed = np.zeros(rows, np.int32)
-        self.block_tables = np.zeros((shape.num_groups, rows, shape.num_blocks), np.int32)
+        self.block_tables = np.zeros((shape.num_groups, rows, shape.table_size), np.int32)
         self.num_blocks = np.zeros((shape.num_groups, rows), np.int32)
         self.temperature = np.zeros(rows, np.float32)
         self.top_p = np.ones(rows, np.float32)

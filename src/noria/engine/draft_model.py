@@ -212,6 +212,7 @@ def draft_options(config: ResolvedConfig, platform: str, available: int) -> Engi
         "speculative_config": None,
         "num_scheduler_steps": max(options.num_speculative_tokens - 1, 1),
         "num_blocks_override": None,
+        "most_model_len": None,
         "kv_cache_memory_bytes": limit,
     }
     return EngineConfig(**{name: getattr(config, name) for name in names} | own)

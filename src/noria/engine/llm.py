@@ -21,7 +21,7 @@ from noria.engine.outputs import RequestOutput
 from noria.engine.startup import Engine, ProgressBar, StartupReport, start
 from noria.errors import RequestError
 from noria.observe.step_clock import StepTimes
-from noria.scheduler.scheduler import SchedulerStats
+from noria.scheduler.stats import SchedulerStats
 from noria.spec.stats import SpeculationStats
 from noria.text.chat import encode_chat
 from noria.text.tokenizer import Tokenizer

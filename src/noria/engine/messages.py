@@ -13,7 +13,7 @@ import msgspec
 from noria.config import SamplingParams, StructuredOutputsParams
 from noria.engine.outputs import CompletionOutput, TokenLogprobs
 from noria.observe.step_clock import StepTimes
-from noria.scheduler.scheduler import SchedulerStats
+from noria.scheduler.stats import SchedulerStats
 from noria.spec.stats import SpeculationStats
 
 # ------------------------------------------------------------------------------------------------ to the engine

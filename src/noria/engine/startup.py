@@ -299,6 +299,7 @@ def _scheduler(config: ResolvedConfig, runner: ModelRunner, plan: MemoryPlan) ->
         policy=config.scheduling_policy,
         num_scheduler_steps=config.num_scheduler_steps,
         rows_with_drafts=rows_with_drafts(config),
+        most_model_len=config.most_model_len,
     )
 
 

@@ -120,11 +120,17 @@ def made_up_steps(
     shape: BatchShape, buckets: Buckets, max_model_len: int, max_num_batched_tokens: int, num_scheduler_steps: int
 ) -> Iterator[StepInputs]:
     """One step per bucket, as `pack` would make it for requests that fill the bucket, and one burst per request bucket
-    when there can be any, and one that is shaped; block ids are all null blocks. max_num_batched_tokens: of a rank."""
-    for size in buckets.tokens:
-        total = min(size, max_num_batched_tokens, shape.num_rows * max_model_len)
-        full, rest = divmod(total, max_model_len)
-        yield made_up_step([max_model_len] * full + [rest] * (rest > 0), shape, buckets, max_model_len)
+    when there can be any, and one that is shaped; block ids are all null blocks. max_num_batched_tokens: of a rank.
+
+    Where there is a long shape, the token buckets are filled in both."""
+    for each, longest in ((shape, shape.most_model_len or max_model_len), (shape.long, max_model_len)):
+        for size in buckets.tokens if each is not None else ():
+            total = min(size, max_num_batched_tokens, each.num_rows * longest)
+            full, rest = divmod(total, longest)
+            counts = [longest] * full + [rest] * (rest > 0)
+            # A row that is only a part of a bucket is long by what it has computed before.
+            before = longest - rest if each is shape.long and not full else 0
+            yield made_up_step(counts, shape, buckets, max_model_len, num_computed=before)
     for size in sorted({*buckets.with_drafts} - {*buckets.requests}):
         ones, drafts = [1] * shape.num_rows, size - shape.num_rows
         for params in (_WARM_UP_PARAMS, _SHAPED):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
+from noria.batch.executions import PromptPart
 from noria.batch.inputs import NOT_SAMPLED
-from noria.batch.pack import PromptPart
 from noria.batch.persistent import Expectation, PersistentBatch
 from noria.observe.step_clock import StepClock
 from noria.scheduler.schedule import StepResult, TokenLogprobs
@@ -43,7 +43,7 @@ class SampledTokens:
     clock: StepClock = field(default_factory=StepClock)
     scores: jax.Array | None = None  # [rows, ...], see `score`; None unless the step was shaped
     num_logprobs: np.ndarray | None = None  # [rows]: how many are asked for; None where scores is
-    prompt: PromptScores | None = None
+    prompt: tuple[PromptScores, ...] = ()  # of the forward passes that have some
     places: np.ndarray | None = None  # [most, sources]: rows of the head pass, as of StepInputs
 
     def result(self) -> StepResult:
@@ -58,11 +58,11 @@ class SampledTokens:
             for source, tokens in zip(self.sources.tolist(), token_ids.T.tolist()):
                 sampled[self.request_ids[source]] += [token_id for token_id in tokens if token_id != NOT_SAMPLED]
             logprobs = self._logprobs(token_ids)
-        if self.prompt is None:
+        if not self.prompt:
             return StepResult(sampled, logprobs)
         self.clock.waiting()
-        prompt_logprobs = self.prompt.read(self.request_ids)
-        self.clock.waited(self.prompt.packed[-1])
+        prompt_logprobs = {name: news for scores in self.prompt for name, news in scores.read(self.request_ids).items()}
+        self.clock.waited(self.prompt[-1].packed[-1])
         return StepResult(sampled, logprobs, prompt_logprobs)
 
     def _by_source(self, token_ids: np.ndarray) -> np.ndarray:

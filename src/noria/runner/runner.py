@@ -42,6 +42,7 @@ from noria.runner.capture import (
     use_compile_cache,
 )
 from noria.runner.draft_head import HeadRunner
+from noria.runner.forward import ForwardPasses, Passed
 from noria.runner.memory import MemoryPlan, available_bytes, plan_memory
 from noria.runner.pack_weights import MatrixForm
 from noria.runner.results import SampledTokens
@@ -93,6 +94,8 @@ class ModelRunner:
         rows = self.buckets.requests[-1]
         drafts = self.buckets.num_logit_rows - rows
         self.shape = BatchShape(rows, self.layout.num_groups, blocks, drafts, head is not None, config.num_ranks)
+        if config.most_model_len is not None:
+            self.shape = self.shape.divided(config.most_model_len, config.block_size)
         self.batch = PersistentBatch(self.shape, config.max_model_len)
         self._num_valid_tokens = min(num_valid_tokens, model.config.vocab_size)
         self._programs = Programs(config.strict_compile)
@@ -100,14 +103,12 @@ class ModelRunner:
         self._weights: Any = None
         self._cache: KVCache | None = None
         self._sampled: Any = None  # [L] int32: tokens of the last step that sampled, on the device
-        # Of all tokens of the last forward pass: hidden states [T, E], and those that the head wants.
-        self._states: Any = None
-        self._wanted_states: Any = None
+        self._passed: Passed | None = None  # of the last step that was no burst
         self.head = head and HeadRunner(
             head, config, self._place, self.layout, self.cache_dtype, self._programs, self.clock
         )
         self._shaper: Any = None
-        self._forward: Any = None
+        self._passes: Any = None
         self._sample: Any = None
         self._decode: Any = None
         # By execute_model, for sample_tokens: inputs, and hidden states or, of a burst, tokens.
@@ -213,8 +214,7 @@ class ModelRunner:
         head = self.head and self.head.initialize(steps, num_blocks, allocate=allocate)
         self._shaper = Shaper(steps, self._programs, self.placement, self.dtype, self.clock)
         places = jax.tree.map(lambda leaf: leaf.sharding, spec)
-        by_token = self._hidden_states(self.shape.num_ranks).sharding
-        self._forward = lowering(steps.forward, donate_argnums=1, out_shardings=(places, by_token, by_token, whole))
+        self._passes = ForwardPasses(steps, self._programs, self.placement, self.dtype, self.clock, spec)
         self._sample = lowering(steps.sample, out_shardings=whole)
         # Rounded up, because to compile takes long: neighbouring values of the option share their programs.
         max_steps = max(8, 1 << (self.config.num_scheduler_steps - 1).bit_length())
@@ -234,7 +234,7 @@ class ModelRunner:
             if inputs.is_burst:
                 jobs["decode", inputs.num_rows] = self._decode_job(inputs)
             else:
-                jobs["forward", inputs.num_tokens] = self._forward_job(inputs)
+                jobs |= self._passes.jobs(self._weights, self._cache, self._sampled, inputs)
                 jobs["sample", inputs.num_rows] = self._sample_job(inputs)
         if self.head:
             jobs |= self.head.jobs(self._weights.embedding, steps, self.batch, self.buckets)
@@ -261,7 +261,7 @@ class ModelRunner:
         inputs, outputs = self._executed
         self._executed = None
         request_ids = tuple(self.batch.request_ids[row] or "" for row in inputs.rows)
-        sources, expected, scores, prompt = np.flatnonzero(inputs.samples), None, None, None
+        sources, expected, scores = np.flatnonzero(inputs.samples), None, None
         if not len(sources):
             outputs = self._sampled
         else:
@@ -275,10 +275,11 @@ class ModelRunner:
             outputs.copy_to_host_async()
             places = sources if inputs.places is None else inputs.places[0, sources]
             expected = self.batch.expect(inputs.rows[sources], places, inputs.steps[sources])
-        if self.head and not inputs.is_burst:
-            self.head.follow(self._weights.embedding, self._wanted_states, outputs, inputs)
-        if inputs.prompt is not None:
-            prompt = self._shaper.score_prompt(self._weights, self._states, inputs.prompt)
+        passed, self._passed = None if inputs.is_burst else self._passed, None
+        if self.head and passed is not None:
+            self.head.follow(self._weights.embedding, passed.wanted, outputs, inputs)
+        parts = () if passed is None else passed.prompts
+        prompt = tuple(self._shaper.score_prompt(self._weights, states, part) for part, states in parts)
         places = None if inputs.places is None else inputs.places[:, sources]
         told = scores, inputs.num_logprobs, prompt, places
         return SampledTokens(self.batch, request_ids, sources, expected, outputs, self.clock, *told)
@@ -294,13 +295,10 @@ class ModelRunner:
         return mask
 
     def forward(self, inputs: StepInputs) -> jax.Array:
-        """Dispatches the forward program alone: it writes the cache and yields hidden states [L, E]."""
-        key, job = ("forward", inputs.num_tokens), self._forward_job(inputs)
-        self.clock.dispatching()
-        arguments = (self._weights, self._cache, self._sampled, inputs.forward)
-        self._cache, hidden, self._states, self._wanted_states = self._programs.call(key, job, *arguments)
-        self.clock.dispatched(hidden)
-        return hidden
+        """Dispatches the forward passes alone: they write the cache and yield hidden states [L, E]."""
+        self._passed = self._passes.run(self._weights, self._cache, self._sampled, inputs)
+        self._cache = self._passed.cache
+        return self._passed.hidden
 
     def sample(self, inputs: StepInputs, hidden: jax.Array) -> jax.Array:
         """Dispatches the program of head and sampler alone: token ids [L]."""
@@ -363,12 +361,8 @@ class ModelRunner:
             self._shaper.close()
         if self.head:
             self.head.close()
-        self._weights = self._cache = self._sampled = self._states = self._wanted_states = self._executed = None
-        self._forward = self._sample = self._decode = None
-
-    def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        packed = self.placement.by_rank(inputs.forward)
-        return lambda: self._forward(self._weights, self._cache, self._sampled, packed)
+        self._weights = self._cache = self._sampled = self._passed = self._executed = None
+        self._passes = self._sample = self._decode = None
 
     def _decode_job(self, inputs: StepInputs) -> Callable[[], Any]:
         packed = self.placement.by_rank(inputs.forward), self.placement.by_copy(inputs.sample)

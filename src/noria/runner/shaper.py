@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from noria.batch.edits import empty_edit
-from noria.batch.pack import PromptPart, StepInputs
+from noria.batch.executions import PromptPart
+from noria.batch.pack import StepInputs
 from noria.observe.step_clock import StepClock
 from noria.parallel.placement import Placement
 from noria.runner.capture import Programs, lowering
@@ -64,7 +65,7 @@ class Shaper:
             if inputs.shaping is not None:
                 jobs["sample shaped", inputs.num_rows] = self._sample_job(weights, inputs)
             elif not inputs.is_burst:
-                jobs["pick", inputs.num_tokens] = self._pick_job(inputs.num_tokens)
+                jobs |= {("pick", each.num_tokens): self._pick_job(each.num_tokens) for each in inputs.executions}
         return jobs
 
     def apply(self, edits: Iterable[np.ndarray]) -> None:
@@ -90,7 +91,7 @@ class Shaper:
         return token_ids, scores
 
     def score_prompt(self, weights: Any, states: jax.Array, part: PromptPart) -> PromptScores:
-        """Dispatches the log-probabilities of tokens of prompts. states [T, E]: of all tokens of the step."""
+        """Dispatches the log-probabilities of tokens of prompts. states [T, E]: of all tokens of its pass."""
         results, size = [], self._prompt_rows
         for start in range(0, part.num_tokens, size):
             packed = np.full((2, size), -1, np.int32)

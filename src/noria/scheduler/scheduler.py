@@ -14,11 +14,10 @@ import bisect
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from noria.cache.layout import BlockIds, blocks_for_request
-from noria.cache.paged_cache import CacheStats, PagedCache
+from noria.cache.paged_cache import PagedCache
 from noria.engine.request import FinishReason, Request, RequestStatus
 from noria.errors import ConfigError, RequestError
 from noria.scheduler.plan import Plan, cut_counts, new_request
@@ -26,17 +25,10 @@ from noria.scheduler.policy import Policy, WaitingQueue, order_key
 from noria.scheduler.ranks import Ranks
 from noria.scheduler.results import take_prompt_logprobs, take_tokens
 from noria.scheduler.schedule import CachedRequest, Schedule, StepResult
+from noria.scheduler.stats import SchedulerStats
 
 Drafts = Mapping[str, list[int]]
 _NO_DRAFTS: Drafts = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    num_running: int
-    num_waiting: int  # preempted ones included
-    num_preemptions: int  # since the start
-    cache: CacheStats
 
 
 class Scheduler:
@@ -52,10 +44,11 @@ class Scheduler:
         policy: Policy = "fcfs",
         num_scheduler_steps: int = 1,
         rows_with_drafts: int = 0,
+        most_model_len: int | None = None,
     ) -> None:
         """cache: one, or one for each rank, which share max_num_seqs and max_num_batched_tokens in equal parts.
         num_scheduler_steps: most forward passes of a burst; 1 for none. rows_with_drafts: most
-        requests and drafts of a rank together in a step that has drafts.
+        requests and drafts of a rank together in a step that has drafts. most_model_len: as far as a burst may go.
 
         Raises ConfigError when the cache cannot hold one request of max_model_len tokens.
         """
@@ -71,6 +64,7 @@ class Scheduler:
         self._max_chunk = chunk
         self._num_scheduler_steps = num_scheduler_steps
         self._rows_with_drafts = rows_with_drafts
+        self._most_model_len = max_model_len if most_model_len is None else most_model_len
         self._order = order_key(policy)
         self._requests: dict[str, Request] = {}  # all unfinished ones
         self._waiting = WaitingQueue(self._order)
@@ -229,8 +223,8 @@ class Scheduler:
     def _burst_length(self) -> int:
         """How many forward passes the step makes: several when all that run decode, nobody can join them, and there is
         room for all their tokens. As many as the longest of them has use for; while others wait for a place, as many as
-        the shortest has. None while one that runs is shaped: what the sampler then keeps from token to token, and what
-        it reports of each, is the business of single steps."""
+        the shortest has. None beyond most_model_len, and none while one that runs is shaped: what the sampler then
+        keeps from token to token, and what it reports of each, is the business of single steps."""
         most = self._num_scheduler_steps
         if most == 1 or max(self._ranks.num_running) > self._ranks.max_num_batched_tokens:
             return 1
@@ -242,6 +236,9 @@ class Scheduler:
         left = [(request, request.max_num_tokens - 1 - request.num_computed_tokens) for request in self._running]
         limit = min if len(self._waiting) else max
         num_steps = min(most, limit((count for _, count in left), default=1))
+        # Of a request that goes further than that, what is left until there.
+        room = [self._most_model_len - request.num_computed_tokens for request, _ in left]
+        num_steps = min([num_steps, *(near for near, (_, count) in zip(room, left) if near < count)])
         while num_steps > 1 and not self._ranks.have_room_to_grow([(r, min(count, num_steps)) for r, count in left]):
             num_steps //= 2
         return max(num_steps, 1)

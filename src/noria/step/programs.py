@@ -211,6 +211,11 @@ def _to_float(bits: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 
+def merge(hidden: jax.Array, other: jax.Array, owned: jax.Array) -> jax.Array:
+    """Hidden states [L, E] of two passes of one step -> those of the second in the rows that it owns, bool [L]."""
+    return jnp.where(owned[:, None], other, hidden)
+
+
 def pick_rows(hidden: jax.Array, packed: jax.Array) -> jax.Array:
     """hidden [T, E] -> those that `score_prompt` takes."""
     return hidden[packed[0]]

@@ -107,7 +107,8 @@ def cases(runner: ModelRunner, context: int) -> Iterator[Case]:
         run = lambda inputs=inputs: runner.sample(inputs, hidden)
         yield Case("sample", inputs.num_rows, size, size, work.sample(size), run)
     if (steps := config.num_scheduler_steps) > 1:
-        for size in rows:
+        reach = config.most_model_len is None or context + steps <= config.most_model_len  # of bursts
+        for size in rows if reach else ():
             inputs = runner.made_up_step([1] * size, num_computed=context, num_steps=steps)
             run = lambda inputs=inputs: runner.decode(inputs)
             yield Case("decode burst", inputs.num_rows, size, size * steps, work.burst([(context, steps)] * size), run)
