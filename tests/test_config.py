@@ -255,6 +255,8 @@ def test_what_does_not() -> None:
         ("max_model_len", 0),
         ("max_model_len", "4096"),
         ("max_model_len", True),
+        ("most_model_len", 0),
+        ("most_model_len", "256"),
         ("max_num_seqs", 0),
         ("max_num_seqs", 8.0),
         ("max_num_batched_tokens", -1),
@@ -373,6 +375,34 @@ def test_resolve_takes_the_whole_context_but_not_more() -> None:
     with pytest.raises(ConfigError, match=one_line_about("max_model_len")) as caught:
         EngineConfig(model="m", max_model_len=4097).resolve(LIMITS, "cpu")
     assert "the 4096 positions" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        ({"most_model_len": 4096}, "lower it"),
+        ({"most_model_len": 64, "max_model_len": 64}, "lower it"),
+        ({"most_model_len": 64, "data_parallel_size": 2}, "data_parallel_size"),
+        ({"most_model_len": 64, "attention_data_parallel_size": 2}, "leave it out"),
+        (
+            {
+                "most_model_len": 64,
+                "speculative_config": {"method": "eagle3", "model": "h", "num_speculative_tokens": 2},
+            },
+            "choose another method",
+        ),
+    ],
+    ids=str,
+)
+def test_resolve_refuses_most_model_len_where_it_does_not_work(options: dict[str, Any], fix: str) -> None:
+    with pytest.raises(ConfigError, match=one_line_about("most_model_len")) as caught:
+        EngineConfig(model="m", **options).resolve(LIMITS, "cpu")
+    assert fix in str(caught.value)
+
+
+def test_most_model_len_is_kept() -> None:
+    assert EngineConfig(model="m").resolve(LIMITS, "cpu").most_model_len is None
+    assert EngineConfig(model="m", most_model_len=4095).resolve(LIMITS, "cpu").most_model_len == 4095
 
 
 def test_resolve_refuses_a_budget_below_one_token_a_request() -> None:

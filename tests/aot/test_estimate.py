@@ -20,15 +20,19 @@ TABLE = 128256 * 4096  # parameters of embedding and of head, each
 KV_BYTES = 2 * 8 * 128 * 2 * 32  # of a token in all layers: keys and values of 8 heads in bfloat16
 
 
-def estimator(sent: float = 0.0) -> Estimator:
+def estimator(sent: float = 0.0, context: int = 1000, most_model_len: int | None = None) -> Estimator:
+    """With most_model_len the long shape has 8 rows."""
     decoder = build_model(load_config("llama-3.1-8b"))
-    config = EngineConfig(model="m", max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=4096)
+    sizes = {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "max_model_len": 4096}
+    config = EngineConfig(model="m", most_model_len=most_model_len, **sizes)
     resolved = config.resolve(ModelLimits(131072, 128256), "tpu")
     buckets = Buckets.of(resolved)
     programs = [ProgramFigures(name="forward", bucket=size, seconds=1.0, sent=sent) for size in buckets.tokens]
+    if most_model_len is not None:
+        programs += [ProgramFigures(name="forward long", bucket=size, seconds=1.0) for size in buckets.tokens]
     programs += [ProgramFigures(name="sample", bucket=size, seconds=1.0) for size in buckets.requests]
     work = WorkModel(decoder.config, abstract_params(decoder.declaration(), "bfloat16"), KV_BYTES / 32)
-    return Estimator(V6E, resolved, buckets, work, 1000, programs)
+    return Estimator(V6E, resolved, buckets, work, context, programs, 8 if most_model_len else 0)
 
 
 def test_decode_reads_weights_and_cache() -> None:
@@ -45,6 +49,31 @@ def test_prefill_multiplies() -> None:
     attention = 4 * 32 * 128 * 32 * 2048 * 2049 / 2  # two products a pair of query and visible key, in 32 layers
     by_hand = (2 * (PARAMETERS - 2 * TABLE) * 2048 + attention) / 918e12 + TABLE * 2 / 1638e9  # and one row's head
     assert speed.seconds == pytest.approx(by_hand, rel=0.02)
+
+
+def test_long_requests_read_the_weights_once_a_pass() -> None:
+    one, short, long = estimator(), estimator(most_model_len=1001), estimator(most_model_len=1000)
+    assert short.decode(64) == one.decode(64)
+    assert long.decode(8) == one.decode(8)
+    divided, whole = long.decode(20), one.decode(20)
+    assert divided is not None
+    assert whole is not None
+    weights = (PARAMETERS - 2 * TABLE) * 2 / 1638e9
+    assert divided.seconds - whole.seconds == pytest.approx(2 * weights, rel=0.02)
+    prompts = short.prefill(2048)
+    assert prompts is not None
+    assert prompts.tokens == 2048
+
+
+def test_a_program_of_long_requests_has_their_roofline() -> None:
+    some = estimator(most_model_len=512)
+    by_key = {(each.name, each.bucket): some.of_program(each) for each in some.programs}
+    lines = [by_key[key] for key in (("forward", 64), ("forward long", 64), ("forward long", 2048))]
+    assert [line is not None and line.bound for line in lines] == ["memory", "memory", "compute"]
+    usual, longer = estimator(most_model_len=512, context=300), estimator(most_model_len=512, context=2000)
+    of = lambda some, name: some.of_program(ProgramFigures(name=name, bucket=8 if "long" in name else 16, seconds=1.0))
+    assert of(usual, "forward").memory < of(longer, "forward").memory  # of 300 and of 511 tokens
+    assert of(usual, "forward long").memory < of(longer, "forward long").memory  # of 512 and of 2000
 
 
 def test_what_is_sent_comes_on_top() -> None:

@@ -38,7 +38,9 @@ class Sizes:
     def shape(self) -> BatchShape:
         blocks = -(-self.config.max_model_len // self.config.block_size)
         rows = self.buckets.requests[-1]
-        return BatchShape(rows, self.num_groups, blocks, self.buckets.num_logit_rows - rows)
+        shape = BatchShape(rows, self.num_groups, blocks, self.buckets.num_logit_rows - rows)
+        most = self.config.most_model_len
+        return shape if most is None else shape.divided(most, self.config.block_size)
 
     def made_up(self) -> list[StepInputs]:
         c = self.config
@@ -57,10 +59,12 @@ def programs_of(step: StepInputs) -> list[tuple[tuple[str, int], tuple[np.ndarra
     """The programs that a step needs, and the buffers that they see."""
     if step.is_burst:
         return [(("decode", step.num_rows), (step.forward, step.sample))]
-    forward = (("forward", step.num_tokens), (step.forward,))
+    passes = [
+        (("forward long" if each.is_long else "forward", each.num_tokens), (each.forward,)) for each in step.executions
+    ]
     if step.shaping is not None:
-        return [forward, (("sample shaped", step.num_rows), (step.sample, step.shaping))]
-    return [forward, (("sample", step.num_rows), (step.sample,))]
+        return [*passes, (("sample shaped", step.num_rows), (step.sample, step.shaping))]
+    return [*passes, (("sample", step.num_rows), (step.sample,))]
 
 
 def sizes_of(num_groups: int = 1, **options) -> Sizes:
@@ -77,6 +81,7 @@ def random_sizes(draw: st.DrawFn) -> Sizes:
         draw(st.integers(1, 3)),
         max_num_seqs=seqs,
         max_model_len=longest,
+        most_model_len=draw(st.integers(1, longest - 1) | st.none()),
         max_num_batched_tokens=budget,
         speculative_config=drafts and {"method": "ngram", "num_speculative_tokens": drafts},
         token_bucket_gap=draw(st.sampled_from([0, 0, 8, 16, 48])),
@@ -126,6 +131,20 @@ def test_head_passes_with_drafts_are_captured() -> None:
     assert sizes.captured().keys() == sizes_of(**options).captured().keys() | more
 
 
+def test_both_shapes_are_captured() -> None:
+    options = {"max_model_len": 64, "max_num_seqs": 20, "max_num_batched_tokens": 100, "num_scheduler_steps": 4}
+    sizes = sizes_of(**options, most_model_len=16)
+    more = {("forward long", size) for size in (16, 32, 64, 128)}
+    assert sizes.captured().keys() == sizes_of(**options).captured().keys() | more
+    one_row = sizes_of(**options | {"max_num_seqs": 2, "max_num_batched_tokens": 128}, most_model_len=16)
+    programs = one_row.captured().keys()
+    assert {size for name, size in programs if name == "forward long"} == {16, 32, 64}  # a row has no more tokens
+    assert {size for name, size in programs if name == "forward"} == {16, 32}
+    assert ("decode", 2) in programs
+    no_bursts = sizes_of(**options, most_model_len=1).captured().keys()
+    assert not any(name == "decode" for name, _ in no_bursts)
+
+
 def test_a_program_is_captured_once() -> None:
     """One step for each token bucket and two for each request bucket, which share the forward programs."""
     sizes = sizes_of(max_model_len=64, max_num_seqs=20, max_num_batched_tokens=100)
@@ -141,9 +160,11 @@ def test_made_up_steps_touch_nothing(sizes: Sizes) -> None:
     """Should one run, it writes to null blocks only."""
     shape = sizes.shape
     for step in sizes.made_up():
-        num_tables = shape.num_groups * shape.num_rows * shape.num_blocks
-        tables = step.forward[-3 - num_tables : -3]
-        assert not tables.any()
+        for each in step.executions:
+            own = shape.long if each.is_long else shape
+            assert own is not None
+            num_tables = own.num_groups * own.num_rows * own.num_blocks
+            assert not each.forward[-3 - num_tables : -3].any()
         assert step.samples.all()
 
 
@@ -206,6 +227,7 @@ def test_no_step_of_the_scheduler_misses(sizes: Sizes, seed: int) -> None:
         max_model_len=config.max_model_len,
         num_scheduler_steps=config.num_scheduler_steps,
         rows_with_drafts=rows_with_drafts(config),
+        most_model_len=config.most_model_len,
     )
     for name in range(2 * config.max_num_seqs + 1):
         prompt = [rng.randrange(3)] * rng.randint(1, config.max_model_len - 1)

@@ -35,6 +35,7 @@ class Loop:
         knows_stops: bool = True,
         rows_with_drafts: int = 0,
         num_ranks: int = 1,
+        most_model_len: int | None = None,
     ) -> None:
         """num_blocks: of each rank."""
         layout = plan_layout(windows)
@@ -48,6 +49,7 @@ class Loop:
             policy=policy,
             num_scheduler_steps=num_scheduler_steps,
             rows_with_drafts=rows_with_drafts,
+            most_model_len=most_model_len,
         )
         self.runner = FakeRunner(layout, num_blocks, BLOCK_SIZE, knows_stops)
         self.in_flight: deque[tuple[Schedule, StepResult]] = deque()

@@ -71,6 +71,19 @@ def test_no_burst_while_a_prompt_is_computed_or_could_be() -> None:
     assert burst_of(loop.step()) == (4, {"a": 4, "b": 4})
 
 
+def test_most_model_len_ends_bursts() -> None:
+    """Of a request that goes further there are single steps, for all; one that ends before does not shorten a burst."""
+    loop = Loop(num_scheduler_steps=4, most_model_len=8)
+    loop.add("a", [1, 2, 3], max_tokens=9)
+    loop.add("b", [4], max_tokens=5)
+    loop.step()
+    steps = [burst_of(schedule) for schedule in loop.finish()]
+    assert steps == [(4, {"a": 4, "b": 4}), *[(1, {"a": 1})] * 4]
+    loop.add("c", [4], max_tokens=8)
+    loop.step()
+    assert [burst_of(schedule) for schedule in loop.finish()] == [(4, {"c": 4}), (3, {"c": 3})]
+
+
 def test_max_model_len_ends_a_burst() -> None:
     loop = Loop(num_scheduler_steps=16, max_model_len=12)
     request = loop.add("a", range(5), max_tokens=None)

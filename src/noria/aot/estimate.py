@@ -47,35 +47,35 @@ class Estimator:
         bucket = program.bucket or 0
         if program.error is not None:
             return None
-        if program.name == "forward":
-            longest, rows = self.config.most_model_len or self.config.max_model_len, self.config.max_num_seqs
-        elif program.name == "forward long":
-            longest, rows = self.config.max_model_len, self.long_rows
-        else:
-            longest, rows = 0, 0
-        if longest:
-            decodes, context = bucket <= rows, min(self.context, longest - 1)
-            return self._roofline(program, self._decode(bucket, context) if decodes else self._prompts(bucket, longest))
         if program.name in ("sample", "sample shaped"):
             return self._roofline(program, self.work.sample(bucket))
-        return None
+        if program.name == "forward":
+            rows, longest, context = self.config.max_num_seqs, self._usual, min(self.context, self._usual - 1)
+        elif program.name == "forward long":
+            rows, longest, context = self.long_rows, self.config.max_model_len, max(self.context, self._usual)
+        else:
+            return None
+        return self._roofline(
+            program, self._decode(bucket, context) if bucket <= rows else self._prompts(bucket, longest)
+        )
+
+    @property
+    def _usual(self) -> int:
+        """Most tokens of a request in the program called forward."""
+        return self.config.most_model_len or self.config.max_model_len
 
     def decode(self, rows: int) -> Speed | None:
         """None where a program that it needs does not compile."""
-        most, name = rows, "forward"
-        if self.config.most_model_len is not None and self.context >= self.config.most_model_len:
-            most, name = self.long_rows, "forward long"
-        passes = [min(most, rows - first) for first in range(0, rows, most)]
-        return self._speed(
-            rows, self.context, rows, [(name, count, self._decode(count, self.context)) for count in passes]
-        )
+        most, name = (rows, "forward") if self.context < self._usual else (self.long_rows, "forward long")
+        counts = [min(most, rows - first) for first in range(0, rows, most)]
+        passes = [(name, count, self._decode(count, self.context)) for count in counts]
+        return self._speed(rows, self.context, rows, passes)
 
     def prefill(self, tokens: int) -> Speed | None:
         """Of prompts that fill a step, of which the last one ends in it: of most_model_len tokens, if that is given, or
         of max_model_len."""
-        longest = self.config.most_model_len or self.config.max_model_len
-        tokens = min(tokens, self.config.max_num_seqs * longest)
-        return self._speed(1, 0, tokens, [("forward", tokens, self._prompts(tokens, longest))])
+        tokens = min(tokens, self.config.max_num_seqs * self._usual)
+        return self._speed(1, 0, tokens, [("forward", tokens, self._prompts(tokens, self._usual))])
 
     def _speed(self, rows: int, context: int, tokens: int, passes: Sequence[tuple[str, int, Work]]) -> Speed | None:
         """passes: program, tokens and work of each forward pass of the step."""

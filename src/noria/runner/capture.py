@@ -123,8 +123,11 @@ def made_up_steps(
     when there can be any, and one that is shaped; block ids are all null blocks. max_num_batched_tokens: of a rank.
 
     Where there is a long shape, the token buckets are filled in both."""
-    for each, longest in ((shape, shape.most_model_len or max_model_len), (shape.long, max_model_len)):
-        for size in buckets.tokens if each is not None else ():
+    shapes = [(shape, shape.most_model_len or max_model_len)]
+    if shape.long is not None:
+        shapes.append((shape.long, max_model_len))
+    for each, longest in shapes:
+        for size in buckets.tokens:
             total = min(size, max_num_batched_tokens, each.num_rows * longest)
             full, rest = divmod(total, longest)
             counts = [longest] * full + [rest] * (rest > 0)
@@ -135,11 +138,12 @@ def made_up_steps(
         ones, drafts = [1] * shape.num_rows, size - shape.num_rows
         for params in (_WARM_UP_PARAMS, _SHAPED):
             yield made_up_step(ones, shape, buckets, max_model_len, params=params, num_drafts=drafts)
+    num_steps = min(num_scheduler_steps, shape.most_model_len or num_scheduler_steps)
     for size in buckets.requests:
         yield made_up_step([1] * size, shape, buckets, max_model_len)
         yield made_up_step([1] * size, shape, buckets, max_model_len, params=_SHAPED)
-        if num_scheduler_steps > 1:
-            yield made_up_step([1] * size, shape, buckets, max_model_len, num_steps=num_scheduler_steps)
+        if num_steps > 1:
+            yield made_up_step([1] * size, shape, buckets, max_model_len, num_steps=num_steps)
 
 
 def made_up_step(

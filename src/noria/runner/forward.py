@@ -27,7 +27,7 @@ class Passed:
 
     cache: KVCache
     hidden: jax.Array  # [L, E]: of the rows of the head pass
-    wanted: jax.Array | None  # states of all tokens that a draft head wants, which follows steps of one pass
+    wanted: Any  # states of all tokens that a draft head wants, which follows steps of one pass; or None
     prompts: tuple[tuple[PromptPart, jax.Array], ...]  # and the hidden states [T, E] of the pass that they are parts of
 
 

@@ -108,7 +108,7 @@ class ModelRunner:
             head, config, self._place, self.layout, self.cache_dtype, self._programs, self.clock
         )
         self._shaper: Any = None
-        self._passes: Any = None
+        self._passes: Any = None  # ForwardPasses
         self._sample: Any = None
         self._decode: Any = None
         # By execute_model, for sample_tokens: inputs, and hidden states or, of a burst, tokens.
@@ -296,9 +296,9 @@ class ModelRunner:
 
     def forward(self, inputs: StepInputs) -> jax.Array:
         """Dispatches the forward passes alone: they write the cache and yield hidden states [L, E]."""
-        self._passed = self._passes.run(self._weights, self._cache, self._sampled, inputs)
-        self._cache = self._passed.cache
-        return self._passed.hidden
+        passed = self._passed = self._passes.run(self._weights, self._cache, self._sampled, inputs)
+        self._cache = passed.cache
+        return passed.hidden
 
     def sample(self, inputs: StepInputs, hidden: jax.Array) -> jax.Array:
         """Dispatches the program of head and sampler alone: token ids [L]."""
