@@ -151,7 +151,7 @@ class Rig:
         )
         grammars = SlowGrammars(_speaking(engine.vocab_size), engine.eos_token_ids)
         self.core.structured = StructuredRequests(grammars, engine.vocab_size)
-        self.num_bursts = self.num_held = 0
+        self.num_bursts = self.num_held = self.num_divided = 0
         self._action: Callable[[], None] | None = None
         self._by_id: dict[str, Request] = {}
         self._states: dict[Request, list[int]] = {}
@@ -205,6 +205,7 @@ class Rig:
             request_id = self.runner.batch.request_ids[inputs.rows[index]]
             self._states[self._by_id[request_id]] += sums[passes[:, index], index].tolist()
         self.num_bursts += inputs.is_burst
+        self.num_divided += len(inputs.executions) > 1
         if self._action is not None:
             self._action()
 
@@ -261,6 +262,7 @@ class Life:
             self.seen["preempted"] += sum(request.num_preemptions for request in requests)
             self.seen["cached tokens"] += sum(request.num_cached_tokens for request in requests)
         self.seen["bursts"], self.seen["held"] = self.rig.num_bursts, self.rig.num_held
+        self.seen["divided steps"] = self.rig.num_divided
         stats = self.rig.core.speculation.stats
         self.seen["drafts"], self.seen["right drafts"] = stats.num_draft_tokens, stats.num_accepted_tokens
         self.seen["wrong drafts"] = stats.num_draft_tokens - stats.num_accepted_tokens

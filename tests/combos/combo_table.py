@@ -28,7 +28,11 @@ class Setting:
     must_see: tuple[str, ...] = ()  # what has to happen in a life, lest the setting be tested in vain
     must_not_see: tuple[str, ...] = ()
     makes_rare: tuple[str, ...] = ()  # what need not happen for others' sake
+    excludes: tuple[str, ...] = ()  # names of settings that engines refuse together with it
     quick: bool = False  # part of the default tests
+
+    def goes_with(self, other: Setting) -> bool:
+        return other.name not in self.excludes and self.name not in other.excludes
 
 
 _TRIES = 20  # of pairwise
@@ -98,6 +102,17 @@ AXES: dict[str, tuple[Setting, ...]] = {
             must_see=("right drafts", "wrong drafts"),
             makes_rare=("bursts",),
             quick=True,
+        ),
+    ),
+    # Of the tables: a third as long in all rows, and whole ones in a third of them.
+    "shapes": (
+        Setting("one-shape", must_not_see=("divided steps",), quick=True),
+        Setting(
+            "two-shapes",
+            {"most_model_len": 96},
+            must_see=("divided steps",),
+            makes_rare=("bursts",),
+            excludes=("eagle3",),
         ),
     ),
     "block": tuple(Setting(f"block{size}", {"block_size": size}, quick=size == 16) for size in (16, 8, 32)),
@@ -187,8 +202,8 @@ def longest_request(model: str, block_size: int, budget: int) -> int:
 
 
 def pairwise(axes: Iterable[tuple[Setting, ...]], given: tuple[Combo, ...] = ()) -> list[Combo]:
-    """Few combinations in which every two settings of different axes meet: the fewest of some tries. They begin with
-    those that are given."""
+    """Few combinations in which every two settings of different axes meet that go together: the fewest of some tries.
+    They begin with those that are given."""
     axes = tuple(axes)
     return min((_pairwise(axes, given, random.Random(seed)) for seed in range(_TRIES)), key=len)
 
@@ -196,7 +211,10 @@ def pairwise(axes: Iterable[tuple[Setting, ...]], given: tuple[Combo, ...] = ())
 def _pairwise(axes: tuple[tuple[Setting, ...], ...], given: tuple[Combo, ...], rng: random.Random) -> list[Combo]:
     """Greedy: each combination takes, axis by axis, the setting that completes the most of the missing pairs."""
     missing = {
-        frozenset(pair) for one, other in itertools.combinations(axes, 2) for pair in itertools.product(one, other)
+        frozenset((one, other))
+        for axis, more in itertools.combinations(axes, 2)
+        for one, other in itertools.product(axis, more)
+        if one.goes_with(other)
     }
     combos = list(given)
     for combo in given:
@@ -216,7 +234,8 @@ def _pairwise(axes: tuple[tuple[Setting, ...], ...], given: tuple[Combo, ...], r
 
 def _most_useful(axis: tuple[Setting, ...], chosen: Iterable[Setting], missing: set[frozenset[Setting]]) -> Setting:
     chosen = tuple(chosen)
-    return max(axis, key=lambda setting: sum(frozenset((setting, other)) in missing for other in chosen))
+    possible = [setting for setting in axis if all(map(setting.goes_with, chosen))]
+    return max(possible, key=lambda setting: sum(frozenset((setting, other)) in missing for other in chosen))
 
 
 def quick_combos() -> list[Combo]:
