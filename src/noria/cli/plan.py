@@ -37,7 +37,7 @@ def main(args: Sequence[str]) -> int:
         [
             options.argument("model", "MODEL", "a folder with config.json, such a file, or a bundled config"),
             options.option("topology", str, options.MISSING, "chips and their grid, as in v6e:2x4"),
-            options.option("context", int | None, None, "tokens that a decoding request has; half of the longest"),
+            options.option("context", int | None, None, "tokens that a decoding request has; half of most_model_len, or of the longest"),
             options.option("json", bool, False, "print one JSON object instead of the table"),
         ],
         engine=options.engine_options(tensor_parallel_size=0),
