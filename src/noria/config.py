@@ -265,6 +265,7 @@ class EngineConfig:
     quantize_activations: bool = False  # to 8 bits, 32 together, where weights are packed: faster on a CPU, less exact
     compile_cache_dir: str | None = None  # "" turns the persistent compile cache off
     compile_threads: int | None = None
+    programs_dir: str | None = None  # folder that noria compile --topology ... --out made: nothing is compiled then
     strict_compile: bool = False  # raise when a compile happens after warm-up
 
     def __post_init__(self) -> None:
@@ -358,7 +359,8 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noria"
 
 
-_PATHS = ("model", "tokenizer", "chat_template", "compile_cache_dir")  # strings that may be given as a Path
+# Strings that may be given as a Path.
+_PATHS = ("model", "tokenizer", "chat_template", "compile_cache_dir", "programs_dir")
 
 # Parameters of vLLM and OpenAI that have no meaning here.
 _UNSUPPORTED = frozenset(

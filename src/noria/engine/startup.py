@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from noria.models.registry import build_model
 from noria.parallel.mesh import MeshShape, make_mesh, pick_devices
 from noria.runner.memory import MemoryPlan
 from noria.runner.runner import ModelRunner
+from noria.runner.stored import StoredPrograms
 from noria.scheduler.scheduler import Scheduler
 from noria.text.tokenizer import Tokenizer, load_tokenizer, no_tokenizer
 from noria.weights.base import Checkpoint
@@ -77,6 +79,8 @@ def compile_programs(config: EngineConfig, progress: ProgressBar | None = None) 
         raise ConfigError(
             'compile_cache_dir "" turns the compile cache off, so there is nothing to fill; name a folder'
         )
+    if config.programs_dir is not None:
+        raise ConfigError("programs_dir: here programs are compiled, not fetched; leave it out")
     engine = _start(config, progress, programs_only=True)
     engine.core.close()
     return engine.report
@@ -90,10 +94,12 @@ def _start(config: EngineConfig, progress: ProgressBar | None, *, programs_only:
     with open_checkpoint(path, config_only=config.load_format == "dummy") as checkpoint:
         model = build_model(checkpoint.config)
         limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
-        resolved = config.resolve(limits, platform)
+        resolved, stored = _with_stored_programs(config.resolve(limits, platform))
         tokenizer = _tokenizer(config, path)
         dtype = _dtype(config, checkpoint, platform)
         runner = ModelRunner(resolved, model, dtype, mesh, tokenizer.vocab_size or model.config.vocab_size)
+        if stored is not None:
+            stored.check(runner.origin)
         runner.profile_run()
         source = None if config.load_format == "dummy" else checkpoint
         begin = time.perf_counter()
@@ -107,12 +113,25 @@ def _start(config: EngineConfig, progress: ProgressBar | None, *, programs_only:
     plan = runner.profile_run()  # now with what the weights really take
     runner.initialize_kv_cache(plan.num_blocks, allocate=not programs_only)
     with bar("compiling") as show:
-        capture = runner.capture_model(show)
+        capture = runner.capture_model(show, stored)
     report = StartupReport(capture.programs, capture.compiled, load_s, capture.seconds, plan)
     _log.info("%s", report)
     structured = StructuredRequests(GrammarCompiler(tokenizer, eos), model.config.vocab_size)
     core = EngineCore(runner, _scheduler(resolved, runner, plan), structured, resolved.async_scheduling)
     return Engine(resolved, core, tokenizer, model.config.vocab_size, eos, report)
+
+
+def _with_stored_programs(config: ResolvedConfig) -> tuple[ResolvedConfig, StoredPrograms | None]:
+    """programs_dir says how large the cache is. Raises ConfigError when there are no programs, or for another size."""
+    if config.programs_dir is None:
+        return config, None
+    stored, asked = StoredPrograms.open(Path(config.programs_dir)), config.num_blocks_override
+    if asked not in (None, stored.num_blocks):
+        raise ConfigError(
+            f"num_blocks_override ({asked}) is not the {stored.num_blocks} blocks that the programs in programs_dir "
+            "take; leave it out"
+        )
+    return dataclasses.replace(config, num_blocks_override=stored.num_blocks), stored
 
 
 def _scheduler(config: ResolvedConfig, runner: ModelRunner, plan: MemoryPlan) -> Scheduler:

@@ -43,6 +43,7 @@ from noria.runner.memory import MemoryPlan, available_bytes, plan_memory
 from noria.runner.pack_weights import MatrixForm
 from noria.runner.results import SampledTokens
 from noria.runner.shaper import Jobs, Shaper
+from noria.runner.stored import StoredPrograms, origin_of
 from noria.runner.work import WorkModel
 from noria.scheduler.schedule import GrammarMasks, Schedule
 from noria.step.decode import DecodeProgram
@@ -210,9 +211,18 @@ class ModelRunner:
         decode = DecodeProgram(steps, max_steps).decode
         self._decode = jax.jit(decode, donate_argnums=1, out_shardings=(places, whole, whole))
 
-    def capture_model(self, progress: Callable[[int, int], None] | None = None) -> CaptureReport:
-        """Compiles every program that the buckets allow."""
-        return self._programs.capture(self.jobs(), self.config.compile_threads, progress)
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What the programs are made by and for, see StoredPrograms."""
+        others = {"dtype": self.dtype, "kv_cache_dtype": self.cache_dtype, "number of tokens": self._num_valid_tokens}
+        return origin_of(self.config, self._checkpoint_model.config, self.placement.devices, **others)
+
+    def capture_model(
+        self, progress: Callable[[int, int], None] | None = None, stored: StoredPrograms | None = None
+    ) -> CaptureReport:
+        """Compiles every program that the buckets allow, or fetches them. Raises ConfigError when one is not there."""
+        load = None if stored is None else stored.loader(self.placement.devices)
+        return self._programs.capture(self.jobs(), self.config.compile_threads, progress, load)
 
     def jobs(self) -> Jobs:
         """By name and bucket, functions that lower one program each: all that serving needs."""

@@ -1,0 +1,172 @@
+"""An engine's device side for some TPUs, before anything is compiled: mesh, shapes, and how memory is divided."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+
+from noria.aot.devices import compile_only_devices
+from noria.aot.estimate import Estimator
+from noria.aot.programs import ProgramFigures
+from noria.aot.topologies import Topology
+from noria.config import EngineConfig, ModelLimits, ResolvedConfig
+from noria.errors import ConfigError
+from noria.models.config import DecoderConfig
+from noria.models.decoder import Decoder
+from noria.models.registry import build_model
+from noria.nn.param import param_bytes
+from noria.parallel.mesh import DATA, MODEL, MeshShape, make_mesh, pick_devices
+from noria.parallel.rules import on_one_device, possible_sizes, with_kv_copies
+from noria.runner.memory import MemoryPlan, plan_memory
+from noria.runner.runner import ModelRunner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """context: tokens in the cache of each request that decodes."""
+
+    topology: Topology
+    config: ResolvedConfig
+    model: Decoder
+    dtype: str
+    context: int
+    runner: ModelRunner
+    memory: MemoryPlan
+
+    @property
+    def rows(self) -> int:
+        """Requests of `context` tokens that decode together, as far as the cache allows."""
+        fitting = int(self.memory.max_concurrency * self.config.max_model_len) // (self.context + 1)
+        return max(1, min(self.config.max_num_seqs, fitting))
+
+    def estimator(self, programs: Sequence[ProgramFigures]) -> Estimator:
+        return Estimator(
+            self.topology.chip.device,
+            self.config,
+            self.runner.buckets,
+            self.runner.work_model(),
+            self.context,
+            programs,
+        )
+
+
+def prepare(
+    config: EngineConfig,
+    model_config: Mapping[str, Any],
+    topology: Topology,
+    *,
+    context: int | None = None,
+    num_valid_tokens: int | None = None,
+) -> Setup:
+    """config: its tensor_parallel_size counts devices of a slice. context: None for half of max_model_len.
+    num_valid_tokens: ids that the tokenizer knows; None: all of the vocabulary.
+
+    Raises ConfigError when something is wrong with the options, or the model does not fit; WeightsError when the model
+    is not supported.
+    """
+    model = build_model(model_config)
+    limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
+    resolved = dataclasses.replace(config, compile_cache_dir=config.compile_cache_dir or "").resolve(limits, "tpu")
+    context = resolved.max_model_len // 2 if context is None else context
+    if not 0 <= context < resolved.max_model_len:
+        raise ConfigError(f"context ({context}) must be below max_model_len ({resolved.max_model_len}); lower it")
+    if resolved.programs_dir is not None:
+        raise ConfigError("programs_dir: here programs are compiled, not fetched; leave it out")
+    dtype = choose_dtype(config, model_config)
+    shape = MeshShape(data=topology.num_slices, model=resolved.tensor_parallel_size)
+    mesh = make_mesh(shape, _choose_devices(resolved, topology), resolved.device_order)
+    runner = ModelRunner(resolved, model, dtype, mesh, num_valid_tokens or model.config.vocab_size)
+    runner.describe_model(None)
+    memory = _fit(runner, topology, model, dtype)
+    runner.initialize_kv_cache(memory.num_blocks, allocate=False)
+    return Setup(
+        topology=topology, config=resolved, model=model, dtype=dtype, context=context, runner=runner, memory=memory
+    )
+
+
+def choose_dtype(config: EngineConfig, model_config: Mapping[str, Any]) -> str:
+    """As at the start on a TPU, from the config alone."""
+    named = model_config.get("dtype") or model_config.get("torch_dtype")
+    dtype = config.dtype if config.dtype != "auto" else "float32" if named == "float32" else "bfloat16"
+    for option, value in (("dtype", dtype), ("kv_cache_dtype", config.kv_cache_dtype)):
+        if value == "float16":
+            raise ConfigError(f"{option} float16: a TPU does not compute in float16; use bfloat16")
+    return dtype
+
+
+def sizes_for(model_config: Mapping[str, Any], topology: Topology) -> tuple[int, ...]:
+    """How many devices of a slice can share the model, ascending. Raises WeightsError when it is not supported."""
+    model = build_model(model_config).config
+    return tuple(size for size in possible_sizes(model) if size <= topology.num_devices)
+
+
+def _choose_devices(config: ResolvedConfig, topology: Topology) -> list[Any]:
+    """The first ones of each slice, or those that device_order names."""
+    size, order = config.tensor_parallel_size, config.device_order
+    if size > topology.num_devices:
+        raise ConfigError(
+            f"tensor_parallel_size ({size}) exceeds the {topology.num_devices} devices of {topology.name}; lower it, "
+            "or name a larger topology"
+        )
+    if order and topology.num_slices > 1:
+        raise ConfigError("device_order names the devices of one slice; leave it out, or num_slices")
+    devices = compile_only_devices(topology)
+    if order:
+        return pick_devices(devices, order)
+    slices: dict[int, list[Any]] = {}
+    for device in devices:
+        slices.setdefault(getattr(device, "slice_index", 0), []).append(device)
+    return [device for members in slices.values() for device in members[:size]]
+
+
+def _fit(runner: ModelRunner, topology: Topology, model: Decoder, dtype: str) -> MemoryPlan:
+    available = int(topology.chip.device.memory * runner.config.memory_utilization)
+    try:
+        return runner.profile_run(available)
+    except ConfigError as error:
+        size = runner.config.tensor_parallel_size
+        weights = _weight_bytes(model.config, size, runner.config.quantization, dtype)
+        other = f"{error}; or use" if weights < available else "use"  # a shorter max_model_len would not help
+        raise ConfigError(
+            f"it does not fit {topology.title}: weights take {weights / 2**30:,.1f} of {available / 2**30:,.1f} GiB a "
+            f"device; {other} {_remedy(runner, model.config, dtype, available)}"
+        ) from None
+
+
+def _remedy(runner: ModelRunner, model: DecoderConfig, dtype: str, available: int) -> str:
+    """What would make it fit: 8-bit weights on as many devices, or more devices."""
+    config, size = runner.config, runner.config.tensor_parallel_size
+    choices = [(size, "int8"), *((more, config.quantization) for more in possible_sizes(model) if more > size)]
+    for devices, quantization in choices:
+        one = _on_one(model, devices)
+        try:
+            plan_memory(
+                config,
+                one,
+                runner.layout,
+                available=available,
+                weights=_weight_bytes(model, devices, quantization, dtype),
+                activation_dtype_bytes=jnp.dtype(dtype).itemsize,
+                cache_dtype=runner.cache_dtype,
+                on_cpu=False,
+            )
+        except ConfigError:
+            continue
+        return "quantization int8" if devices == size else f"tensor_parallel_size {devices}"
+    return "chips with more memory"
+
+
+def _on_one(model: DecoderConfig, size: int) -> DecoderConfig:
+    """What one of `size` devices has of a model."""
+    mesh = AbstractMesh((1, size), (DATA, MODEL))
+    return on_one_device(with_kv_copies(model, mesh), mesh)
+
+
+def _weight_bytes(model: DecoderConfig, size: int, quantization: str, dtype: str) -> int:
+    """On one device; with 8 bits but for the scales, which are next to nothing."""
+    return param_bytes(Decoder(_on_one(model, size)).declaration(), "int8" if quantization == "int8" else dtype)
