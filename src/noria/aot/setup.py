@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,6 +25,14 @@ from noria.parallel.mesh import DATA, MODEL, MeshShape, make_mesh, pick_devices
 from noria.parallel.rules import on_one_device, possible_sizes, with_kv_copies
 from noria.runner.memory import MemoryPlan, plan_memory
 from noria.runner.runner import ModelRunner
+
+# Grids by the number of axes and of chips.
+_PARTS: Mapping[int, Mapping[int, tuple[int, ...]]] = MappingProxyType(
+    {
+        2: MappingProxyType({4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8)}),
+        3: MappingProxyType({4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4), 64: (4, 4, 4)}),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +124,22 @@ def _choose_devices(config: ResolvedConfig, topology: Topology) -> list[Any]:
         )
     if order and topology.num_slices > 1:
         raise ConfigError("device_order names the devices of one slice; leave it out, or num_slices")
-    devices = compile_only_devices(topology)
     if order:
-        return pick_devices(devices, order)
+        return pick_devices(compile_only_devices(topology), order)
+    devices = compile_only_devices(_part(topology, size))
     slices: dict[int, list[Any]] = {}
     for device in devices:
         slices.setdefault(getattr(device, "slice_index", 0), []).append(device)
     return [device for members in slices.values() for device in members[:size]]
+
+
+def _part(topology: Topology, size: int) -> Topology:
+    """A smaller grid of so many devices, where there is one: libtpu aborts when it is to compile for devices of a slice
+    that are not its first ones by number."""
+    grid = _PARTS[topology.chip.axes].get(size // topology.chip.devices)
+    if size == topology.num_devices or grid is None:
+        return topology
+    return dataclasses.replace(topology, grid=grid)
 
 
 def _fit(runner: ModelRunner, topology: Topology, model: Decoder, dtype: str) -> MemoryPlan:
