@@ -19,7 +19,6 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
-import noria
 from noria.config import ResolvedConfig
 from noria.errors import ConfigError
 
@@ -54,8 +53,8 @@ def origin_of(config: ResolvedConfig, model: Any, devices: Sequence[Any], **othe
     """What programs are made by and for, in words: versions first. model: a config, by whose text it is known.
     devices: jax.Devices of the mesh. others: more of that, by name."""
     platform = devices[0].platform
-    versions = {"noria": noria.__version__, "the code of noria": _code_digest()}
-    versions |= {name: metadata.version(name) for name in ("jax", "jaxlib")}
+    versions = {name: metadata.version(name) for name in ("noria", "jax", "jaxlib")}
+    versions["the code of noria"] = _code_digest()
     if platform == "tpu":
         versions["libtpu"] = metadata.version("libtpu")
     where = {"platform": platform, "kind of device": devices[0].device_kind, "number of devices": len(devices)}
