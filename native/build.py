@@ -31,11 +31,11 @@ _PATHS = {
         "neon_dot": (("-march=armv8.2-a+dotprod",), "__ARM_FEATURE_DOTPROD"),
     },
 }
-_ROOMS = ("linear", "attention")  # each has its kernels in an isa_<path>.cc
+_ROOMS = ("linear", "attention", "sampling")  # each has its kernels in an isa_<path>.cc
 _MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
-_COMMON = ("linear/isa_portable.cc", "attention/isa_portable.cc", "linear/pack.cc", "runtime/cpu.cc")
-_LIBRARY = ("linear/ffi.cc", "attention/ffi.cc", "rotary/ffi.cc", *_COMMON, "runtime/exports.cc")
-_FUZZ = (*_COMMON, "fuzz/linear.cc", "fuzz/attention.cc", "fuzz/main.cc")
+_COMMON = (*(f"{room}/isa_portable.cc" for room in _ROOMS), "linear/pack.cc", "runtime/cpu.cc")
+_LIBRARY = ("linear/ffi.cc", "attention/ffi.cc", "rotary/ffi.cc", "sampling/ffi.cc", *_COMMON, "runtime/exports.cc")
+_FUZZ = (*_COMMON, "fuzz/linear.cc", "fuzz/attention.cc", "fuzz/sampling.cc", "fuzz/main.cc")
 _FLAGS = (
     *("-std=c++17", "-O2", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"),
     "-ffp-contract=off",  # else the compiler chooses where to round once instead of twice, and results would differ

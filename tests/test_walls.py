@@ -113,7 +113,10 @@ def test_plain_rooms_run_without_jax() -> None:
     program = f"""
         import importlib, sys
         for name in {modules}:
-            importlib.import_module(name)
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                assert error.name == "ray", error  # the one extra that is too large for the tests
             assert not {{"jax", "jaxlib"}} & set(sys.modules), f"importing {{name}} loads jax"
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]

@@ -10,9 +10,10 @@ int main(int argc, char** argv) {
   noria::Random random(argc > 2 ? std::atoi(argv[2]) : 0);
   noria::fuzz_linear(random, rounds);
   noria::fuzz_attention(random, rounds);
+  noria::fuzz_sampling(random, rounds);
   noria::Path paths[noria::kMaxPaths];
   const int count = noria::available_paths(paths);
-  std::printf("%d random products and batches agree on", rounds);
+  std::printf("%d random products, batches and choices agree on", rounds);
   for (int i = 0; i < count; ++i) std::printf(" %s", paths[i].name);
   std::printf("\n");
   return 0;

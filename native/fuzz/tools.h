@@ -36,5 +36,6 @@ inline std::vector<float> floats(Random& random, int64_t count) {
 // Random cases of an op; the first that fails is printed, and ends the program.
 void fuzz_linear(Random& random, int rounds);
 void fuzz_attention(Random& random, int rounds);
+void fuzz_sampling(Random& random, int rounds);
 
 }  // namespace noria

@@ -10,9 +10,10 @@
 namespace noria {
 
 // Defined in isa_<name>.cc; null where that was not compiled, for another processor or by an old compiler.
-#define NORIA_PATH(name, attributes)           \
-  extern const Kernels kernels_##name attributes; \
-  extern const attention::Kernels attention_##name attributes
+#define NORIA_PATH(name, attributes)                            \
+  extern const Kernels kernels_##name attributes;               \
+  extern const attention::Kernels attention_##name attributes;  \
+  extern const sampling::Kernels sampling_##name attributes
 #define NORIA_OPTIONAL __attribute__((weak, visibility("default")))
 NORIA_PATH(portable, );
 NORIA_PATH(avx2, NORIA_OPTIONAL);
@@ -23,10 +24,11 @@ NORIA_PATH(neon_dot, NORIA_OPTIONAL);
 
 int available_paths(Path (&paths)[kMaxPaths]) {
   int count = 0;
-  const auto add = [&](const char* name, const Kernels* linear, const attention::Kernels* attention) {
-    if (linear != nullptr && attention != nullptr) paths[count++] = {name, linear, attention};
+  const auto add = [&](const char* name, const Kernels* linear, const attention::Kernels* attention,
+                       const sampling::Kernels* sampling) {
+    if (linear && attention && sampling) paths[count++] = {name, linear, attention, sampling};
   };
-#define NORIA_ADD(name) add(#name, &kernels_##name, &attention_##name)
+#define NORIA_ADD(name) add(#name, &kernels_##name, &attention_##name, &sampling_##name)
   NORIA_ADD(portable);
 #if defined(__x86_64__)
   __builtin_cpu_init();

@@ -3,6 +3,7 @@
 
 #include "attention/types.h"
 #include "linear/types.h"
+#include "sampling/types.h"
 
 namespace noria {
 
@@ -13,6 +14,7 @@ struct Path {
   const char* name;
   const Kernels* linear;
   const attention::Kernels* attention;
+  const sampling::Kernels* sampling;
 };
 
 // Paths this processor can run, slowest first; `portable` is always the first. Returns their number.

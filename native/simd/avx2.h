@@ -86,6 +86,8 @@ inline Words add_words(Words a, uint32_t b) {
   const __m256i v = _mm256_set1_epi32(static_cast<int>(b));
   return {_mm256_add_epi32(a.lo, v), _mm256_add_epi32(a.hi, v)};
 }
+inline Words add_words(Words a, Words b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+inline Words bit_xor(Words a, Words b) { return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)}; }
 inline Lanes to_lanes(Words a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 inline Words to_words(Lanes a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
 inline Lanes as_lanes(Words a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }

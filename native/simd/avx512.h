@@ -61,6 +61,8 @@ inline Words shift_left(Words a) {
 inline Words add_words(Words a, uint32_t b) {
   return {_mm512_add_epi32(a.v, _mm512_set1_epi32(static_cast<int>(b)))};
 }
+inline Words add_words(Words a, Words b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline Words bit_xor(Words a, Words b) { return {_mm512_xor_si512(a.v, b.v)}; }
 inline Lanes to_lanes(Words a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline Words to_words(Lanes a) { return {_mm512_cvtps_epi32(a.v)}; }
 inline Lanes as_lanes(Words a) { return {_mm512_castsi512_ps(a.v)}; }

@@ -71,6 +71,8 @@ inline Words shift_left(Words a) {
   NORIA_EACH(Words, vshlq_n_u32(a.v[i], n));
 }
 inline Words add_words(Words a, uint32_t b) { NORIA_EACH(Words, vaddq_u32(a.v[i], vdupq_n_u32(b))); }
+inline Words add_words(Words a, Words b) { NORIA_EACH(Words, vaddq_u32(a.v[i], b.v[i])); }
+inline Words bit_xor(Words a, Words b) { NORIA_EACH(Words, veorq_u32(a.v[i], b.v[i])); }
 inline Lanes to_lanes(Words a) { NORIA_EACH(Lanes, vcvtq_f32_s32(vreinterpretq_s32_u32(a.v[i]))); }
 inline Words to_words(Lanes a) { NORIA_EACH(Words, vreinterpretq_u32_s32(vcvtnq_s32_f32(a.v[i]))); }
 inline Lanes as_lanes(Words a) { NORIA_EACH(Lanes, vreinterpretq_f32_u32(a.v[i])); }

@@ -86,6 +86,8 @@ inline Words shift_left(Words a) {
   NORIA_EACH(Words, a.v[i] << n);
 }
 inline Words add_words(Words a, uint32_t b) { NORIA_EACH(Words, a.v[i] + b); }
+inline Words add_words(Words a, Words b) { NORIA_EACH(Words, a.v[i] + b.v[i]); }
+inline Words bit_xor(Words a, Words b) { NORIA_EACH(Words, a.v[i] ^ b.v[i]); }
 inline Lanes to_lanes(Words a) { NORIA_EACH(Lanes, static_cast<float>(static_cast<int32_t>(a.v[i]))); }
 // Like the vector conversions: what does not fit 32 bits, NaN included, gives the lowest integer.
 inline uint32_t round_to_word(float x) {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from noria.config import EngineConfig, SamplingParams, StructuredOutputsParams
     from noria.engine.async_llm import AsyncLLM
+    from noria.engine.hosts.follower import follow
     from noria.engine.llm import LLM
     from noria.engine.logprobs import Logprob
     from noria.engine.outputs import CompletionOutput, RequestOutput
@@ -26,6 +27,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
+    "follow",
 ]
 
 
@@ -36,6 +38,7 @@ def __getattr__(name: str) -> Any:
         "SamplingParams": "config",
         "StructuredOutputsParams": "config",
         "EngineConfig": "config",
+        "follow": "engine.hosts.follower",
         "Logprob": "engine.logprobs",
         "RequestOutput": "engine.outputs",
         "CompletionOutput": "engine.outputs",

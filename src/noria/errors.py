@@ -35,3 +35,9 @@ class QueueFullError(UnavailableError):
 
 class RequestTimeoutError(NoriaError):
     """A request took longer than it was given; it was aborted."""
+
+
+def named(kind: str, reason: str) -> NoriaError:
+    """The error of the class `kind` that another process reported; EngineDeadError where there is no such class."""
+    found = globals().get(kind)
+    return found(reason) if isinstance(found, type) and issubclass(found, NoriaError) else EngineDeadError(reason)

@@ -30,7 +30,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     jobs = {key: job_ for key, job_ in setup.runner.jobs().items() if key in [("forward", n) for n in job["buckets"]]}
     programs = compile_all(
         jobs,
-        num_layers=setup.model.config.num_layers,
+        num_layers=setup.layers_in_loop,
         mesh=setup.runner.placement.mesh,
         threads=1,
         dump=Path(job["dump"]),

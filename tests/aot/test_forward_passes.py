@@ -59,11 +59,13 @@ def test_bytes_of_llama_8b_on_one_chip(tmp_path: Path) -> None:
     matrices = 2 * LAYERS * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
     for tokens in (64, 2048):
         check_text(told, tmp_path, tokens)
+    # What the attention kernel declares: 64 requests at the longest, 4,096 tokens of 8 KV heads.
+    cache = LAYERS * 64 * 4096 * 2 * 8 * 128 * 2
     # Written and read between the products: the residual stream, normalized inputs, queries, keys, values, attention's
     # output, and gate, up and their product in the MLP. Of longer steps the compiler's count says little: what stays in
     # fast memory is in it.
     wide = 2 * 4096 * 4 + 4 * 4096 * 2 + 2 * 6144 * 2 + 2 * 4096 * 2 + 6 * 14336 * 2
-    assert matrices < told["programs"]["64"]["bytes"] < UNAVOIDABLE * (matrices + LAYERS * 64 * wide)
+    assert matrices + cache < told["programs"]["64"]["bytes"] < UNAVOIDABLE * (matrices + cache + LAYERS * 64 * wide)
 
 
 def test_llama_70b_on_eight_chips(tmp_path: Path) -> None:
@@ -74,4 +76,4 @@ def test_llama_70b_on_eight_chips(tmp_path: Path) -> None:
         assert program["sent"] == pytest.approx(told["expected_sent"][str(tokens)], rel=0.02)
         sums = [each for each in program["exchanges"] if each["times"] == LAYERS]
         assert sum(each["bytes"] for each in sums) == 2 * tokens * 8192 * 4
-    assert math.prod(told["cache_shape"]) * 2 == told["cache"]
+    assert math.prod(told["cache_shape"]) * 4 == told["cache"]  # in words of 32 bits

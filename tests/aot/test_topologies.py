@@ -21,6 +21,9 @@ PARAMETERS = {  # in billions, as their makers say
     "qwen3-32b": 32.8,
     "qwen2.5-7b": 7.6,
     "qwen2.5-32b": 32.8,
+    "qwen3-30b-a3b": 30.5,
+    "mixtral-8x7b": 46.7,
+    "deepseek-v3": 671.0,
     "gemma-3-27b-text": 27.0,
 }
 
@@ -58,7 +61,7 @@ def test_bundled_configs_have_the_parameters_that_their_makers_name(name: str) -
 
 
 def test_configs_that_are_none(tmp_path) -> None:
-    with pytest.raises(WeightsError, match=r"nope is neither a folder .* nor one of gemma-3-27b-text, "):
+    with pytest.raises(WeightsError, match=r"nope is neither a folder .* nor one of deepseek-v3, gemma-3-27b-text, "):
         load_config("nope")
     (tmp_path / "config.json").write_text("[1")
     with pytest.raises(WeightsError, match="is not JSON"):

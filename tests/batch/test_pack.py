@@ -294,7 +294,7 @@ def test_pack_allocates_what_the_buckets_need() -> None:
     assert (step.num_tokens, step.num_rows) == (16, 16)
     assert step.forward.dtype == step.sample.dtype == np.int32
     assert step.forward.size == 4 * 16 + 257 + 2 * 256 + 256 * 256 + 3
-    assert step.sample.size == 16 * (10 + SampleInputs.MAX_STOPS)
+    assert step.sample.size == 16 * (12 + SampleInputs.MAX_STOPS)
     tracemalloc.start()
     pack(step_schedule, batch, buckets)
     _, peak = tracemalloc.get_traced_memory()

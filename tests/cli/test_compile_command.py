@@ -50,6 +50,11 @@ def test_a_later_run_compiles_nothing(
         (["--programs-dir", "d"], "programs_dir: here programs are compiled, not fetched; leave it out"),
         (["--topology", "v6e:1x1"], "--topology and --out belong together"),
         (["--topology", "v6e:1x1", "--out", "d", "--compile-cache-dir", "c"], "compile_cache_dir: the programs go to"),
+        (
+            ["--topology", "v6e:1x1", "--out", "d", "--nnodes", "2"],
+            "nnodes: programs are compiled into a folder for one",
+        ),
+        (["--programs-dir", "d", "--nnodes", "2"], "programs_dir: programs in a folder are for one host"),
         (["--out", "d"], "--topology and --out belong together"),
         (["--topology", "v9:1x1", "--out", "d"], "topology v9:1x1: the chip v9 is not known"),
     ],

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from combo_jobs import MAX_MODEL_LEN, Job
 
+from noria.batch.inputs import NOT_SAMPLED
 from noria.batch.pack import StepInputs
 from noria.config import EngineConfig, StructuredOutputsParams
 from noria.engine.admission import Admission
@@ -26,7 +27,8 @@ from noria.engine.structured import StructuredRequests
 from noria.grammar.compiler import GrammarCompiler
 from noria.grammar.matcher import Matcher
 from noria.runner import runner as runner_module
-from noria.step.decode import NOT_SAMPLED, DecodeProgram
+from noria.step.decode import DecodeProgram
+from noria.step.draft_head import HeadPrograms
 from noria.step.programs import StepPrograms
 from noria.text.tokenizer import Tokenizer, Vocabulary
 
@@ -68,8 +70,8 @@ class SlowGrammars(GrammarCompiler):
 class WatchedDecode(DecodeProgram):
     """Keeps the checksums of the hidden states of every pass: behind the tokens, which get twice the room."""
 
-    def __init__(self, steps: StepPrograms, max_steps: int) -> None:
-        super().__init__(steps, 2 * max_steps)
+    def __init__(self, steps: StepPrograms, max_steps: int, head: HeadPrograms | None) -> None:
+        super().__init__(steps, 2 * max_steps, head)
 
     def _sample(self, weights: Any, hidden: jax.Array, inputs: Any, burst: Any) -> Any:
         after = super()._sample(weights, hidden, inputs, burst)
@@ -92,6 +94,9 @@ class InFlight:
         if inputs.is_burst:
             tokens, sums = np.split(np.asarray(outputs), 2)
             sampled = dataclasses.replace(sampled, token_ids=tokens)
+        elif inputs.places is not None:
+            sums = np.asarray(checksums(outputs))[inputs.places]
+            tokens = np.where(inputs.places >= 0, np.asarray(sampled.token_ids)[inputs.places], NOT_SAMPLED)
         else:
             tokens, sums = np.zeros((1, len(outputs)), int), np.asarray(checksums(outputs))[None]
         self._meanwhile(inputs, sums, tokens != NOT_SAMPLED)
@@ -251,6 +256,9 @@ class Life:
             self.seen["preempted"] += sum(request.num_preemptions for request in requests)
             self.seen["cached tokens"] += sum(request.num_cached_tokens for request in requests)
         self.seen["bursts"], self.seen["held"] = self.rig.num_bursts, self.rig.num_held
+        stats = self.rig.core.speculation.stats
+        self.seen["drafts"], self.seen["right drafts"] = stats.num_draft_tokens, stats.num_accepted_tokens
+        self.seen["wrong drafts"] = stats.num_draft_tokens - stats.num_accepted_tokens
         self.rig.check_idle()
 
     def _arrive(self, name: str | None = None) -> None:

@@ -45,6 +45,46 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "use_sliding_window": False,
     },
+    # Experts, and a first layer without. So few that several rows choose the same, and some none.
+    "qwen3-moe": {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "mlp_only_layers": [0],
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+        "num_attention_heads": 4,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 2,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    },
+    # Latent attention, whose cache has one head and no values of its own; experts in groups, and a shared one.
+    "deepseek-v3": {
+        "model_type": "deepseek_v3",
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "first_k_dense_replace": 1,
+        "hidden_act": "silu",
+        "kv_lora_rank": 32,
+        "moe_intermediate_size": 40,
+        "n_group": 4,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_attention_heads": 4,
+        "num_experts_per_tok": 3,
+        "num_hidden_layers": 3,
+        "q_lora_rank": 24,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 16,
+        "rope_theta": 10000.0,
+        "routed_scaling_factor": 2.5,
+        "tie_word_embeddings": False,
+        "topk_group": 2,
+        "v_head_dim": 20,
+    },
     # Sizes at which XLA takes other paths through its matrix products than for the tiny ones.
     "llama-wide": {
         "model_type": "llama",
@@ -64,8 +104,33 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 WINDOWS: dict[str, tuple[int | None, ...]] = {
     "gemma3": (40, 40, None, 40, 40),
     "qwen2": (None,) * 2,
+    "qwen3-moe": (None,) * 3,
+    "deepseek-v3": (None,) * 3,
     "llama-wide": (None,) * 2,
 }
+
+
+def make_head(name: str, folder: Path) -> Path:
+    """The folder of an EAGLE-3 head for that model, with other heads than the model and a smaller vocabulary."""
+    path = folder / f"{name}-head"
+    if not path.exists():
+        path.mkdir()
+        model = _COMMON | _CONFIGS[name]
+        own = {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "draft_vocab_size": model["vocab_size"] - 40,
+            "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+            "head_dim": 20,
+            "hidden_act": "silu",
+            "intermediate_size": 72,
+            "num_attention_heads": 2,
+            "num_hidden_layers": 1,
+            "num_key_value_heads": 1,
+            "rope_theta": 10000.0,
+        }
+        sizes = {key: model[key] for key in ("hidden_size", "max_position_embeddings", "vocab_size")}
+        (path / "config.json").write_text(json.dumps(sizes | own))
+    return path
 
 
 def make_model(name: str, folder: Path) -> Path:

@@ -38,11 +38,20 @@ NATIVE_ONLY = (
     else ()
 )
 
+
+def _ngram(count: int, shortest: int) -> dict[str, Any]:
+    """So short a match is a bad guess, which makes many drafts, most of them wrong."""
+    options = {"method": "ngram", "num_speculative_tokens": count, "prompt_lookup_min": shortest}
+    return {"speculative_config": options}
+
+
 # The first setting of an axis is the usual one. Add an axis or a setting here; nothing else needs to change.
 AXES: dict[str, tuple[Setting, ...]] = {
     "model": (
         Setting("gemma3", model="gemma3", quick=True),
         Setting("qwen2", model="qwen2", quick=True),
+        Setting("qwen3-moe", model="qwen3-moe"),
+        Setting("deepseek-v3", model="deepseek-v3"),
         Setting("llama-wide", model="llama-wide"),
     ),
     "prefix": (
@@ -62,7 +71,7 @@ AXES: dict[str, tuple[Setting, ...]] = {
         Setting("40x300", {"max_num_seqs": 40, "max_num_batched_tokens": 300}),
     ),
     "pool": (
-        Setting("tight", spare_blocks=6, must_see=("preempted",), quick=True),
+        Setting("tight", spare_blocks=4, must_see=("preempted",), quick=True),
         Setting("roomy", spare_blocks=4000, must_not_see=("preempted",), quick=True),
     ),
     "policy": (
@@ -77,6 +86,19 @@ AXES: dict[str, tuple[Setting, ...]] = {
         Setting("step-by-step", must_not_see=("bursts",), quick=True),
         Setting("burst4", {"num_scheduler_steps": 4}, must_see=("bursts",), quick=True),
         Setting("burst7", {"num_scheduler_steps": 7}, must_see=("bursts",)),
+    ),
+    "speculation": (
+        Setting("no-drafts", must_not_see=("drafts",), quick=True),
+        Setting("ngram", _ngram(4, 1), must_see=("right drafts", "wrong drafts"), makes_rare=("bursts",), quick=True),
+        Setting("ngram7", _ngram(7, 2), must_see=("drafts",), makes_rare=("bursts",)),
+        # Of random weights: it is right where the noise of high temperatures decides. The folder depends on the model.
+        Setting(
+            "eagle3",
+            {"speculative_config": {"method": "eagle3", "model": "", "num_speculative_tokens": 3}},
+            must_see=("right drafts", "wrong drafts"),
+            makes_rare=("bursts",),
+            quick=True,
+        ),
     ),
     "block": tuple(Setting(f"block{size}", {"block_size": size}, quick=size == 16) for size in (16, 8, 32)),
     "cache": tuple(

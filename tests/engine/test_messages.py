@@ -34,6 +34,7 @@ from noria.engine.outputs import CompletionOutput
 from noria.engine.request import FinishReason
 from noria.observe.step_clock import StepTimes
 from noria.scheduler.scheduler import SchedulerStats
+from noria.spec.stats import SpeculationStats
 
 PARAMS = SamplingParams(
     n=3,
@@ -108,6 +109,9 @@ CACHE = CacheStats(10, 4, 6, 3, 100, 40)
         Parts([Part("a", [dataclasses.replace(OUTPUT, logprobs=[LOGPROBS] * 2)], False, 0, 1.0, [None, LOGPROBS])]),
         Refused("a", "why"),
         Heartbeat(Stats(5, 0, SchedulerStats(1, 2, 3, CACHE), StepTimes(1.5, 0.5))),
+        Heartbeat(
+            Stats(5, 0, SchedulerStats(1, 2, 3, CACHE), StepTimes(1.5, 0.5), SpeculationStats(4, 9, 6, (4, 2), (4, 3)))
+        ),
         Ended("ConfigError", "why"),
     ],
 )

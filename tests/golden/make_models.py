@@ -71,6 +71,39 @@ LLAMA3_ROPE = {
     # Of the 8 wavelengths of a head of 16, at 32 positions one is kept, one blended and six divided by the factor.
     "original_max_position_embeddings": 32,
 }
+MOE = BASE | {
+    "model_type": "qwen3_moe",
+    "head_dim": 20,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "rope_parameters": DEFAULT_ROPE,
+}
+DEEPSEEK_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+DEEPSEEK = BASE | {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 2.5,
+}
 GEMMA = BASE | {
     "model_type": "gemma3_text",
     "num_hidden_layers": 7,
@@ -179,6 +212,72 @@ FAMILIES = (
         BASE | {"model_type": "qwen3", "head_dim": 20, "tie_word_embeddings": True, "rope_parameters": DEFAULT_ROPE},
     ),
     Family(
+        "qwen3-moe",
+        MOE | {"norm_topk_prob": True, "tie_word_embeddings": True},
+        alter={
+            "renormalized shares": {"norm_topk_prob": False},
+            "experts per token": {"num_experts_per_tok": 2},
+        },
+        variants=("qwen3-moe-stacked",),
+    ),
+    Family(
+        # The first layer is dense, and the shares of the chosen experts do not add up to one.
+        "qwen3-moe-dense-first",
+        MOE | {"norm_topk_prob": False, "mlp_only_layers": [0], "num_hidden_layers": 3},
+        alter={
+            "shares": {"norm_topk_prob": True},
+            "experts per token": {"num_experts_per_tok": 2},
+        },
+    ),
+    Family(
+        "mixtral",
+        BASE
+        | {
+            "model_type": "mixtral",
+            "intermediate_size": 40,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": None,
+            "rope_parameters": DEFAULT_ROPE,
+        },
+        alter={"experts per token": {"num_experts_per_tok": 1}},
+    ),
+    Family(
+        "deepseek-v2",
+        DEEPSEEK
+        | {
+            "model_type": "deepseek_v2",
+            "q_lora_rank": None,
+            "n_shared_experts": 2,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 4.0,
+            "rope_parameters": DEFAULT_ROPE,
+        },
+        alter={
+            "groups": {"topk_method": "greedy"},
+            "scale of the shares": {"routed_scaling_factor": 1.0},
+            "rope base": {"rope_parameters": DEFAULT_ROPE | {"rope_theta": 5000.0}},
+        },
+    ),
+    Family(
+        "deepseek-v3",
+        DEEPSEEK
+        | {
+            "model_type": "deepseek_v3",
+            "q_lora_rank": 24,
+            "n_shared_experts": 1,
+            "num_mtp_layers": 0,
+            "rope_parameters": DEEPSEEK_ROPE,
+        },
+        alter={
+            "groups": {"n_group": 1, "topk_group": 1},
+            "scale of the shares": {"routed_scaling_factor": 1.0},
+            "renormalized shares": {"norm_topk_prob": False},
+            "scaling": {"rope_parameters": DEFAULT_ROPE},
+            "attention scale": {"rope_parameters": DEEPSEEK_ROPE | {"mscale_all_dim": 0.7, "mscale": 0.7}},
+        },
+    ),
+    Family(
         "gemma3",
         GEMMA,
         embedding_strength=0.1,
@@ -203,7 +302,7 @@ FAMILIES = (
 def make_config(settings: dict[str, Any]) -> Any:
     settings = copy.deepcopy(settings)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     return config
 
 
@@ -223,6 +322,9 @@ def make_model(family: Family, seed: int) -> Any:
             else:
                 weight.copy_((family.embedding_strength if "embed" in name else BASE_STRENGTH) * noise)
             weight.copy_(weight.to(getattr(torch, family.dtype)).float())
+        for name, values in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                values.copy_(0.2 * torch.randn(values.shape, generator=generator))
     return model
 
 
@@ -308,6 +410,8 @@ def save(family: Family, model: Any, golden: dict[str, Any], logits: dict[str, n
         shutil.rmtree(target, ignore_errors=True)
         if variant.endswith("-sharded"):
             stored.save_pretrained(target, max_shard_size="40KB")
+        elif variant.endswith("-stacked"):
+            stored.save_pretrained(target, save_original_format=False)
         else:
             shutil.copytree(folder, target, ignore=shutil.ignore_patterns("golden.*"))
             config = json.loads((folder / "config.json").read_text())
@@ -339,7 +443,7 @@ def check_reload(family: Family, golden: dict[str, Any], logits: dict[str, np.nd
     """What was saved, read back by transformers, must give the recorded logits: folder, variants and all."""
     for name in (family.name, *family.variants):
         model = AutoModelForCausalLM.from_pretrained(
-            out / name, dtype=torch.float32, attn_implementation="eager"
+            out / name, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
         ).eval()
         for prompt in golden["prompts"]:
             if prompt["name"] in logits:

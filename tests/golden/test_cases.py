@@ -15,6 +15,10 @@ def test_every_family_and_format_is_there():
         "mistral",
         "qwen2",
         "qwen3",
+        "qwen3_moe",
+        "mixtral",
+        "deepseek_v2",
+        "deepseek_v3",
         "gemma3_text",
     }
     assert any("rope_parameters" in config for config in configs.values())

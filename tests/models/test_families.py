@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,65 @@ def test_qwen2():
     assert parse("qwen2-untied-window", layer_types=REMOVED).windows == (None, 16, 16)  # from max_window_layers
     assert parse("qwen2-untied-window", layer_types=REMOVED, max_window_layers=REMOVED).windows == (None,) * 3
     assert parse("qwen2-untied-window", layer_types=["sliding_attention"] * 3).windows == (16,) * 3
+
+
+def test_qwen3_moe():
+    c = parse("qwen3-moe")
+    assert c.moe is not None
+    assert (c.moe.experts, c.moe.size, c.moe.first_layer, c.num_dense_layers) == (8, 24, 0, 0)
+    routing = c.moe.routing
+    assert (routing.experts, routing.chosen, routing.scoring, routing.renormalize) == (8, 3, "softmax", True)
+    assert c.qk_norm
+    assert parse("qwen3-moe", num_local_experts=REMOVED, num_experts=8) == c  # as transformers 4 wrote it
+    assert parse("qwen3-moe-dense-first").num_dense_layers == 1
+    assert parse("qwen3-moe", mlp_only_layers=[0, 1]).moe is None
+    refused(r"mlp_only_layers \[1\] .* dense layers must come first", "qwen3-moe", mlp_only_layers=[1])
+    refused("decoder_sparse_step 2 is not supported", "qwen3-moe", decoder_sparse_step=2)
+    refused(r"num_experts_per_tok \(9\) exceeds the 8 experts", "qwen3-moe", num_experts_per_tok=9)
+
+
+def test_deepseek_v3():
+    c = parse("deepseek-v3")
+    assert c.mla is not None
+    assert c.moe is not None
+    mla, moe, routing = c.mla, c.moe, c.moe.routing
+    assert (mla.query_rank, mla.latent, mla.plain, mla.rotated, mla.value) == (24, 32, 12, 16, 20)
+    assert (c.num_heads, c.num_kv_heads, c.head_dim, c.cache_planes) == (4, 1, 48, 1)
+    assert (moe.experts, moe.size, moe.first_layer, moe.shared_size, moe.has_correction) == (8, 24, 1, 24, True)
+    assert (routing.groups, routing.chosen_groups, routing.group_score, routing.scale) == (4, 2, "best two", 2.5)
+    assert (routing.scoring, routing.renormalize) == ("sigmoid", True)
+    stretched = 0.1 * math.log(4) + 1
+    assert c.attention_scale == pytest.approx(28**-0.5 * stretched**2)
+    assert c.ropes[0].magnitude == 1.0
+    assert mla.interleaved
+    assert not parse("deepseek-v3", rope_interleave=False).mla.interleaved
+    assert parse("deepseek-v3", topk_method="noaux_tc", scoring_func="sigmoid") == c  # as the authors write it
+    refused("topk_method greedy with scoring_func sigmoid is not", "deepseek-v3", topk_method="greedy")
+    refused("do not give num_experts_per_tok", "deepseek-v3", topk_group=1)
+    refused("attention_bias, mlp_bias and moe_layer_freq are not", "deepseek-v3", attention_bias=True)
+
+
+def test_deepseek_v2():
+    c = parse("deepseek-v2")
+    assert c.mla is not None
+    assert c.moe is not None
+    assert c.mla.query_rank is None
+    assert (c.moe.shared_size, c.moe.has_correction, c.moe.routing.scoring) == (48, False, "softmax")
+    assert (c.moe.routing.groups, c.moe.routing.group_score, c.moe.routing.renormalize) == (4, "best", False)
+    assert c.attention_scale == 28**-0.5
+    assert parse("deepseek-v2", topk_method="greedy").moe.routing.groups == 1
+    assert parse("deepseek-v2", first_k_dense_replace=3).moe is None
+    refused("topk_method noaux_tc with scoring_func softmax is not", "deepseek-v2", topk_method="noaux_tc")
+    refused("norm_topk_prob is not supported", "deepseek-v2", norm_topk_prob=True)
+
+
+def test_mixtral():
+    c = parse("mixtral")
+    assert c.moe is not None
+    assert (c.moe.experts, c.moe.size, c.moe.first_layer) == (4, 40, 0)
+    assert (c.moe.routing.chosen, c.moe.routing.renormalize) == (2, True)
+    assert c.windows == (None, None)
+    assert parse("mixtral", sliding_window=16).windows == (16, 16)
 
 
 def test_qwen3():

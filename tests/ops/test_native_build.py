@@ -90,7 +90,7 @@ def test_random_shapes_under_sanitizers(build, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     done = subprocess.run([tmp_path / "fuzz", "1000"], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert "1000 random products and batches agree on portable" in done.stdout
+    assert "1000 random products, batches and choices agree on portable" in done.stdout
 
 
 def test_the_builder_needs_nothing_but_the_standard_library():

@@ -50,26 +50,29 @@ def told(answers: list[RequestOutput]) -> list[dict[str, Any]]:
     ]
 
 
+def engine_options(job: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": job["model"],
+        "skip_tokenizer_init": not job["speaks"],
+        "dtype": "float32",
+        "max_model_len": 96,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 16,
+        "block_size": 8,
+        "num_blocks_override": 120,
+        "num_scheduler_steps": 4,
+        "attention_backend": "xla",
+        "linear_backend": "xla",
+        "compile_cache_dir": job["compile_cache_dir"],
+        "strict_compile": True,
+    }
+
+
 def main(job: dict[str, Any]) -> dict[str, Any]:
     prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     found = {}
     for name, options in job["engines"].items():
-        with LLM(
-            model=job["model"],
-            skip_tokenizer_init=not job["speaks"],
-            dtype="float32",
-            max_model_len=96,
-            max_num_seqs=8,
-            max_num_batched_tokens=16,
-            block_size=8,
-            num_blocks_override=120,
-            num_scheduler_steps=4,
-            attention_backend="xla",
-            linear_backend="xla",
-            compile_cache_dir=job["compile_cache_dir"],
-            strict_compile=True,
-            **options,
-        ) as llm:
+        with LLM(**engine_options(job) | options) as llm:
             runs = [llm.generate(prompts, params) for params in (shaped(job["speaks"]), shaped(job["speaks"]), plain())]
             found[name] = [told(answers) for answers in runs]
     return found

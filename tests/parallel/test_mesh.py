@@ -18,7 +18,7 @@ from noria.errors import ConfigError
 from noria.models.config import DecoderConfig
 from noria.models.registry import build_model
 from noria.nn.param import is_param
-from noria.parallel.mesh import MeshShape, make_mesh
+from noria.parallel.mesh import MeshShape, devices_of_hosts, make_mesh
 from noria.parallel.rules import RULES, check_sizes, kv_copies, on_one_device, partition, with_kv_copies
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "models"
@@ -31,6 +31,7 @@ class Device:
     id: int
     slice_index: int = 0
     platform: str = "cpu"
+    process_index: int = 0
 
 
 def devices(count: int, slices: int = 1) -> list[Any]:
@@ -73,6 +74,18 @@ def test_only_the_data_axis_reaches_across_slices() -> None:
         make_mesh(MeshShape(model=8), interleaved)
 
 
+def test_every_host_gives_as_many_devices() -> None:
+    eight = [Device(index, process_index=index // 4) for index in range(8)]
+    assert [device.id for device in devices_of_hosts(eight, 4, 2)] == [0, 1, 4, 5]
+    assert devices_of_hosts(eight, 8, 2) == eight
+    with pytest.raises(ConfigError, match=r"3 devices cannot be shared by 2 hosts \(nnodes\)"):
+        devices_of_hosts(eight, 3, 2)
+    with pytest.raises(ConfigError, match="needs 5 devices of each of the 2 hosts, but host 0 has 4"):
+        devices_of_hosts(eight, 10, 2)
+    with pytest.raises(ConfigError, match="host 2 has 0"):
+        devices_of_hosts(eight, 3, 3)
+
+
 @pytest.mark.parametrize(
     ("shape", "order", "message"),
     [
@@ -99,7 +112,10 @@ def test_partition() -> None:
     assert partition(("layers", "embed", "mlp"), (2, 64, 80), four) == PartitionSpec(
         None, None, ("attention_data", "expert", "model")
     )
-    assert partition(("heads",), (32,), four) == PartitionSpec("model")
+    assert partition(("heads",), (32,), four) == PartitionSpec(("expert", "model"))
+    experts = ("layers", "expert", "expert_mlp", "embed")
+    assert partition(experts, (2, 8, 24, 64), four) == PartitionSpec(None, ("attention_data", "expert"), "model", None)
+    assert partition(experts, (2, 8, 24, 64), two) == PartitionSpec(None, None, "model", None)
     assert partition(("vocab", "embed"), (192, 64), two) == PartitionSpec("model", None)
     assert partition(("vocab", "embed"), (197, 64), two) == PartitionSpec(None, None)  # does not divide
 
@@ -117,6 +133,34 @@ def test_kv_heads_are_copied_where_they_are_too_few() -> None:
 def test_sizes_that_do_not_divide(size: int, changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"tensor_parallel_size \({size}\) must divide .* possible: 1, 2"):
         check_sizes(config(**changes), size)
+
+
+def moe(name: str = "mixtral") -> DecoderConfig:
+    return build_model(json.loads((GOLDEN / name / "config.json").read_text())).config
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expert", "message"),
+    [
+        (1, 3, r"expert_parallel_size \(3\) must divide the model's 4 experts; possible: 1, 2, 4$"),
+        (4, 2, r"tensor_parallel_size \(4\) times expert_parallel_size \(2\) must divide .* 4 .* possible: 1, 2$"),
+    ],
+)
+def test_experts_that_do_not_divide(tensor: int, expert: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_sizes(moe(), tensor, expert)
+
+
+def test_a_model_without_experts_has_none_to_share() -> None:
+    with pytest.raises(ConfigError, match=r"expert_parallel_size \(2\) is for models with experts"):
+        check_sizes(config(), 1, 2)
+
+
+def test_what_one_device_has_of_experts() -> None:
+    one = on_one_device(moe(), abstract(data=1, attention_data=1, expert=2, model=2))
+    assert one.moe is not None
+    assert (one.moe.experts, one.moe.size, one.moe.routing.experts) == (2, 20, 4)
+    assert one.num_heads == 1
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,29 @@ def test_families(family: str, sizes: tuple[int, ...], compile_cache_dir: str) -
 
 
 @pytest.mark.slow
+def test_experts_on_several_devices(compile_cache_dir: str) -> None:
+    """Half of the experts on two each, which share them inside."""
+    both = {"tensor_parallel_size": 2, "expert_parallel_size": 2, "device_order": [3, 6, 0, 5]}
+    engines: dict[str, dict[str, Any]] = {"one": {}, "both": both}
+    check_equal(run(GOLDEN / "qwen3-moe-dense-first", engines, compile_cache_dir))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe", "deepseek-v3", "deepseek-v2"])
+def test_families_with_experts(family: str, compile_cache_dir: str) -> None:
+    engines: dict[str, dict[str, Any]] = {
+        "one": {},
+        "apart": {"expert_parallel_size": 4},
+        "inside": {"tensor_parallel_size": 4},
+        "both": {"expert_parallel_size": 2, "tensor_parallel_size": 2},
+    }
+    check_equal(run(GOLDEN / family, engines, compile_cache_dir))
+
+
+@pytest.mark.slow
 def test_int8_weights(compile_cache_dir: str) -> None:
     options = {"quantization": "int8"}
     engines: dict[str, dict[str, Any]] = {"one": options, "four": {**options, "tensor_parallel_size": 4}}
     check_equal(run(GOLDEN / "llama", engines, compile_cache_dir))
+    engines = {"one": options, "experts": {**options, "expert_parallel_size": 2, "tensor_parallel_size": 2}}
+    check_equal(run(GOLDEN / "mixtral", engines, compile_cache_dir))

@@ -11,6 +11,7 @@ from noria.errors import ConfigError
 from noria.models.config import DecoderConfig
 from noria.models.registry import build_model
 from noria.ops import native
+from noria.ops.linear import api as linear
 from noria.ops.ragged_paged_attention import api as attention
 from noria.ops.ragged_paged_attention import tpu, xla
 from noria.runner.backends import _choice, choose_ops
@@ -54,6 +55,17 @@ def test_auto_is_the_fastest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert attention.choose("reference", "cpu") is backends["reference"]
 
 
+@pytest.mark.parametrize(("size", "why"), [(1, "it needs a TPU, not cpu"), (2, "it runs on one device")])
+def test_the_kernels_of_the_linear_op_run_on_one_tpu(size: int, why: str) -> None:
+    options: dict[str, Any] = {"linear_backend": "pallas", "tensor_parallel_size": size, "compile_cache_dir": ""}
+    resolved = EngineConfig(model="m", **options).resolve(ModelLimits(64, 10), "cpu")
+    with pytest.raises(ConfigError, match=f"linear_backend pallas cannot be used: {why}"):
+        _choice(resolved, "linear_backend", "float32", "cpu")
+    if size == 1:
+        assert _choice(resolved, "linear_backend", "float32", "tpu") == "pallas"
+        assert linear.choose("pallas", "tpu").name == "pallas"
+
+
 def model(**changes: Any) -> DecoderConfig:
     names = {"architectures": ["LlamaForCausalLM"], "head_dim": 128, "hidden_size": 256, "intermediate_size": 512}
     numbers = {"max_position_embeddings": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 10}
@@ -67,8 +79,10 @@ def chosen(backend: str, platform: str, cache_dtype: str = "bfloat16", **changes
 
 def test_a_tpu_has_the_pallas_kernel_where_it_takes_the_model() -> None:
     assert chosen("auto", "tpu") is tpu.ragged_paged_attention
-    assert chosen("auto", "tpu", head_dim=64) is xla.ragged_paged_attention
-    assert chosen("auto", "tpu", cache_dtype="int8") is xla.ragged_paged_attention
+    assert chosen("auto", "tpu", head_dim=64) is tpu.ragged_paged_attention
+    assert chosen("auto", "tpu", cache_dtype="int8") is tpu.ragged_paged_attention
+    assert chosen("auto", "tpu", cache_dtype="float16") is xla.ragged_paged_attention
+    assert chosen("auto", "tpu", head_dim=512) is xla.ragged_paged_attention
     assert chosen("auto", "gpu") is xla.ragged_paged_attention
 
 
@@ -76,9 +90,8 @@ def test_a_tpu_has_the_pallas_kernel_where_it_takes_the_model() -> None:
     ("platform", "changes", "why"),
     [
         ("cpu", {}, "it needs a TPU, not cpu"),
-        ("tpu", {"head_dim": 64}, "heads of 64, which is no multiple of 128"),
-        ("tpu", {"num_attention_heads": 6, "num_key_value_heads": 6}, "6 KV heads in bfloat16"),
-        ("tpu", {"cache_dtype": "fp8_e4m3"}, "a cache of fp8_e4m3"),
+        ("tpu", {"head_dim": 512}, "heads of 512, more than 256"),
+        ("tpu", {"cache_dtype": "float16"}, "a cache of float16"),
     ],
 )
 def test_pallas_where_it_cannot_run(platform: str, changes: dict[str, Any], why: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noria.batch.buckets import Buckets
+from noria.batch.buckets import Buckets, rows_with_drafts
 from noria.batch.inputs import BatchShape
 from noria.batch.pack import StepInputs, pack
 from noria.batch.persistent import PersistentBatch
@@ -37,7 +37,8 @@ class Sizes:
     @property
     def shape(self) -> BatchShape:
         blocks = -(-self.config.max_model_len // self.config.block_size)
-        return BatchShape(self.buckets.requests[-1], self.num_groups, blocks)
+        rows = self.buckets.requests[-1]
+        return BatchShape(rows, self.num_groups, blocks, self.buckets.num_logit_rows - rows)
 
     def made_up(self) -> list[StepInputs]:
         c = self.config
@@ -68,12 +69,16 @@ def sizes_of(num_groups: int = 1, **options) -> Sizes:
 
 @st.composite
 def random_sizes(draw: st.DrawFn) -> Sizes:
-    seqs = draw(st.integers(1, 20))
+    seqs, longest = draw(st.integers(1, 20)), draw(st.integers(2, 100))
+    budget = seqs + draw(st.integers(0, 150))
+    most = min(16, longest - 1, budget - 1, seqs * longest - 1)
+    drafts = draw(st.integers(1, most) | st.none()) if most > 0 else None
     return sizes_of(
         draw(st.integers(1, 3)),
         max_num_seqs=seqs,
-        max_model_len=draw(st.integers(2, 100)),
-        max_num_batched_tokens=seqs + draw(st.integers(0, 150)),
+        max_model_len=longest,
+        max_num_batched_tokens=budget,
+        speculative_config=drafts and {"method": "ngram", "num_speculative_tokens": drafts},
         token_bucket_gap=draw(st.sampled_from([0, 0, 8, 16, 48])),
         extra_token_buckets=tuple(draw(st.lists(st.integers(2, 200), max_size=3))),
         block_size=draw(st.sampled_from([4, 16])),
@@ -112,6 +117,13 @@ def test_every_bucket_is_captured(options: dict, tokens: list[int], requests: li
     assert sizes.captured().keys() == expected
     bursts = sizes_of(**options, num_scheduler_steps=2)
     assert bursts.captured().keys() == expected | {("decode", size) for size in requests}
+
+
+def test_head_passes_with_drafts_are_captured() -> None:
+    options = {"max_model_len": 64, "max_num_seqs": 6, "max_num_batched_tokens": 64}
+    sizes = sizes_of(**options, speculative_config={"method": "ngram", "num_speculative_tokens": 4})
+    more = {(name, size) for name in ("sample", "sample shaped") for size in (8, 16, 30)}
+    assert sizes.captured().keys() == sizes_of(**options).captured().keys() | more
 
 
 def test_a_program_is_captured_once() -> None:
@@ -193,17 +205,30 @@ def test_no_step_of_the_scheduler_misses(sizes: Sizes, seed: int) -> None:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len,
         num_scheduler_steps=config.num_scheduler_steps,
+        rows_with_drafts=rows_with_drafts(config),
     )
     for name in range(2 * config.max_num_seqs + 1):
         prompt = [rng.randrange(3)] * rng.randint(1, config.max_model_len - 1)
         scheduler.add(Request(str(name), prompt, SamplingParams(max_tokens=rng.randint(1, 20)), key=name))
     batch, captured = PersistentBatch(sizes.shape, config.max_model_len), sizes.captured()
     while scheduler.has_unfinished:
-        schedule = scheduler.schedule()
+        schedule = scheduler.schedule(random_drafts(scheduler, config, rng))
         batch.apply(schedule)
         step = pack(schedule, batch, sizes.buckets)
         assert_captured(step, captured)
         scheduler.update(schedule, run(batch, step))
+
+
+def random_drafts(scheduler: Scheduler, config: ResolvedConfig, rng: random.Random) -> dict[str, list[int]]:
+    """All of them right: see run."""
+    if (speculation := config.speculation) is None or rng.random() < 0.3:
+        return {}
+    drafts = {}
+    for request in scheduler.running:
+        most = min(speculation.num_speculative_tokens, request.max_num_tokens - 1 - request.num_tokens)
+        if most > 0 and request.num_computed_tokens == request.num_tokens - 1 and rng.random() < 0.8:
+            drafts[request.request_id] = [5] * rng.randint(1, most)
+    return drafts
 
 
 def run(batch: PersistentBatch, step: StepInputs) -> StepResult:

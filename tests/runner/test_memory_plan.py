@@ -170,7 +170,12 @@ def test_available_memory_of_a_cpu_is_what_the_system_can_give() -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("llama", {"max_num_batched_tokens": 33}), ("gemma3", {"max_num_seqs": 32, "max_num_batched_tokens": 32})],
+    [
+        ("llama", {"max_num_batched_tokens": 33}),
+        ("gemma3", {"max_num_seqs": 32, "max_num_batched_tokens": 32}),
+        ("qwen3-moe", {"max_num_batched_tokens": 128}),
+        pytest.param("deepseek-v3", {"max_num_batched_tokens": 128}, marks=pytest.mark.slow),
+    ],
 )
 def test_the_estimate_covers_what_the_compiler_reserves(name: str, options: dict, compile_cache_dir: str) -> None:
     sizes = {"max_model_len": 128, "max_num_seqs": 4, "dtype": "float32"} | options

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from noria.batch.buckets import Buckets
-from noria.batch.inputs import BatchShape
+from noria.batch.inputs import NOT_SAMPLED, BatchShape
 from noria.batch.pack import StepInputs, pack
 from noria.batch.persistent import PersistentBatch
 from noria.config import SamplingParams
 from noria.runner.runner import SampledTokens
 from noria.scheduler.schedule import CachedRequest, NewRequest, Schedule
-from noria.step.decode import NOT_SAMPLED
 
 
 def new(request_id: str, token_ids: list[int]) -> NewRequest:
@@ -97,7 +96,7 @@ def test_the_tokens_of_a_burst() -> None:
     none = NOT_SAMPLED
     result = sampled(batch, step, [[10, 20, 30, none], [11, 21, none, none], [12, none, none, none]]).result()
     assert result.sampled_token_ids == {"a": [10, 11, 12], "b": [20, 21], "c": [30]}  # the first one ended "c"
-    assert batch.num_tokens[:3].tolist() == [6, 3, 5]
+    assert batch.num_tokens[:3].tolist() == [6, 3, 3]
     assert batch.token_ids[0, :6].tolist() == [1, 2, 3, 10, 11, 12]
     assert batch.token_ids[1, :4].tolist() == [4, 20, 21, 0]
     assert batch.token_ids[2, :3].tolist() == [5, 6, 30]
@@ -111,3 +110,27 @@ def test_a_late_burst_does_not_reach_the_next_request_of_its_row() -> None:
     assert late.result().sampled_token_ids == {"a": [10, 11], "b": [20, 21]}
     assert batch.token_ids[0, :5].tolist() == [7, 8, 3, 0, 0]
     assert batch.token_ids[1, :3].tolist() == [4, 20, 21]
+
+
+def test_drafts_bring_the_tokens_that_count() -> None:
+    batch = PersistentBatch(BatchShape(4, 1, 4, num_drafts=4), 32)
+    batch.apply(Schedule(new_requests=(new("a", [1, 2, 3]), new("b", [4]), new("c", [5, 6]))))
+    resumed = tuple(CachedRequest(name, count, ([],)) for name, count in (("a", 2), ("c", 1)))
+    plan = Schedule(
+        cached_requests=resumed,
+        num_scheduled_tokens={"a": 4, "b": 1, "c": 2},
+        draft_token_ids={"a": [10, 11, 12], "c": [7]},
+    )
+    batch.apply(plan)
+    step = pack(plan, batch, Buckets((16,), (4,), (4, 8)))
+    assert step.rows.tolist() == [1, 0, 2]
+    assert step.places is not None
+    expected = batch.expect(step.rows, np.arange(3), step.steps)
+    assert batch.num_tokens[:3].tolist() == [7, 2, 4]
+    none = NOT_SAMPLED
+    tokens = np.array([20, 10, 11, 9, none, 7, 30, 99], np.int32)
+    late = SampledTokens(batch, ("b", "a", "c"), np.arange(3), expected, tokens, places=step.places)  # pyright: ignore[reportArgumentType]
+    assert late.result().sampled_token_ids == {"b": [20], "a": [10, 11, 9], "c": [7, 30]}
+    assert batch.num_tokens[:3].tolist() == [6, 2, 4]
+    assert batch.token_ids[0, :6].tolist() == [1, 2, 3, 10, 11, 9]
+    assert batch.token_ids[2, :4].tolist() == [5, 6, 7, 30]

@@ -13,9 +13,9 @@ from noria.batch.inputs import BatchShape
 from noria.batch.pack import StepInputs, pack
 from noria.batch.persistent import PersistentBatch
 from noria.config import SamplingParams
+from noria.ops.sampling import xla
 from noria.runner.results import PromptScores, SampledTokens
 from noria.scheduler.schedule import NewRequest, Schedule
-from noria.step.scores import score
 
 
 def new(name: str, token_ids: list[int], **options: Any) -> NewRequest:
@@ -30,12 +30,14 @@ def dispatched(batch: PersistentBatch, step: StepInputs, tokens: list[int]) -> S
     names = tuple(batch.request_ids[row] or "" for row in step.rows)
     sources = np.flatnonzero(step.samples)
     expected = batch.expect(step.rows[sources], sources, step.steps[sources]) if len(sources) else None
-    packed, prompt = score(jnp.asarray(logits), jnp.asarray(tokens), 3), None
+    packed, prompt = xla.score(jnp.asarray(logits), jnp.asarray(tokens), jnp.int32(len(tokens)), num_top=3), None
     if step.prompt is not None:
         rows = np.full((4, 8), -1.0, np.float32)
         rows[:, 0] = 0
         parts = [step.prompt.token_ids[i : i + 4] for i in range(0, step.prompt.num_tokens, 4)]
-        arrays = [score(jnp.asarray(rows), jnp.asarray(np.resize(part, 4)), 3) for part in parts]
+        arrays = [
+            xla.score(jnp.asarray(rows), jnp.asarray(np.resize(part, 4)), jnp.int32(4), num_top=3) for part in parts
+        ]
         prompt = PromptScores(step.prompt, tuple(arrays))
     array = np.array(tokens, np.int32)
     scores = packed if step.shaping is not None else None
@@ -72,10 +74,10 @@ def test_each_request_gets_its_own() -> None:
     result = late.result()
     assert result.sampled_token_ids == {"b": [1], "d": [6], "a": [0], "c": []}
     assert result.logprobs.keys() == {"a", "d"}
-    assert [(token, rank) for token, _, rank in result.logprobs["d"]] == [(6, 1)]
-    assert [(token, rank) for token, _, rank in result.logprobs["a"]] == [(0, 2), (5, 1), (0, 2)]
+    assert [(token, rank) for token, _, rank in result.logprobs["d"][0]] == [(6, 1)]
+    assert [(token, rank) for token, _, rank in result.logprobs["a"][0]] == [(0, 2), (5, 1), (0, 2)]
     sums = np.log(np.exp(1) + sum(np.exp(-i) for i in range(8) if i != 5))
-    assert [value for _, value, _ in result.logprobs["a"]] == pytest.approx([0 - sums, 1 - sums, 0 - sums])
+    assert [value for _, value, _ in result.logprobs["a"][0]] == pytest.approx([0 - sums, 1 - sums, 0 - sums])
     assert result.prompt_logprobs == {}
 
 

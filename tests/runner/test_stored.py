@@ -60,6 +60,10 @@ def test_an_engine_starts_without_compiling(made: Any, tiny_text_model: Path) ->
         ({"max_num_seqs": 4}, "another max_num_seqs: 2 there, 4 here; give it the same max_num_seqs"),
         ({"num_blocks_override": 8}, r"num_blocks_override \(8\) is not the 9 blocks"),
         ({"dtype": "bfloat16"}, "another dtype: float32 there, bfloat16 here; make them anew"),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+            "another speculative_config: none there, .*ngram.* here; give it the same speculative_config",
+        ),
         ({"skip_tokenizer_init": True, "max_logprobs": 3}, "another max_logprobs: 20 there, 3 here"),
     ],
 )
@@ -103,6 +107,25 @@ def test_compiling_and_fetching_at_once_is_refused(tiny_text_model: Path, tmp_pa
     config = dataclasses.replace(EngineConfig(**options(tiny_text_model, tmp_path)), compile_cache_dir=str(tmp_path))
     with pytest.raises(ConfigError, match="programs_dir: here programs are compiled, not fetched"):
         startup.compile_programs(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nnodes": 2}, "programs_dir: programs in a folder are for one host, not for nnodes 2; leave it out"),
+        (
+            {"speculative_config": {"method": "eagle3", "model": "m", "num_speculative_tokens": 2}},
+            "programs_dir: there are no programs in a folder for the speculative_config method eagle3",
+        ),
+        (
+            {"speculative_config": {"method": "draft_model", "model": "m", "num_speculative_tokens": 2}},
+            "programs_dir: there are no programs in a folder for the speculative_config method draft_model",
+        ),
+    ],
+)
+def test_what_programs_are_not_stored_for(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**options(tmp_path, tmp_path, **changes))
 
 
 def test_names_of_files() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from noria.config import SamplingParams
 from noria.models.decoder import Decoder
-from noria.models.llama import llama
+from noria.models.llama import llama, mixtral
 from noria.nn.param import abstract_params
 from noria.runner import work
 from noria.runner.work import Work, WorkModel
@@ -50,6 +50,22 @@ def test_a_step_of_two_requests() -> None:
     assert found.bytes_read == 4 * (MATRICES + NORMS) + 3 * TOKEN_BYTES * (11 + 4)
     assert found.flops == 2 * MATRICES * 5 + 4 * 4 * 6 * 3 * (11 + 1 + 2 + 3 + 4)
     assert found.steps == 1
+
+
+def test_experts_are_read_and_computed_where_they_are_chosen() -> None:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    config = mixtral(CONFIG | experts)
+    weights = abstract_params(Decoder(config).declaration(), "float32")
+    found = WorkModel(config, weights, TOKEN_BYTES).forward([(10, 1), (0, 1)])
+    attention, router, expert = 8 * 24 + 2 * 8 * 12 + 24 * 8, 4 * 8, 3 * 8 * 12
+    # Two tokens that choose two of four leave out a quarter of them.
+    assert found.bytes_read == 4 * (3 * (attention + router + 4 * expert * 3 / 4) + NORMS) + 3 * TOKEN_BYTES * (11 + 1)
+    assert found.flops == 2 * 3 * (attention + router + 2 * expert) * 2 + 4 * 4 * 6 * 3 * (11 + 1)
+    half = dataclasses.replace(config, moe=dataclasses.replace(config.moe, experts=2))  # on one of two devices
+    weights = abstract_params(Decoder(half).declaration(), "float32")
+    shared = WorkModel(half, weights, TOKEN_BYTES).forward([(10, 1), (0, 1)])
+    assert found.flops - shared.flops == 2 * 3 * expert * 2
+    assert found.bytes_read - shared.bytes_read == 4 * 3 * 2 * expert * 3 / 4
 
 
 def test_windows_limit_what_is_read() -> None:

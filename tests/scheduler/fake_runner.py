@@ -8,7 +8,9 @@ The next token is a function of the digest read back from the cache, so the outp
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from noria.cache.layout import CacheLayout
 from noria.scheduler.schedule import Schedule, StepResult
@@ -62,10 +64,14 @@ class FakeRunner:
 
     def step(self, schedule: Schedule) -> StepResult:
         computed, counts = self._apply(schedule), schedule.num_scheduled_tokens
+        for name, drafts in schedule.draft_token_ids.items():
+            assert 0 < len(drafts) < counts[name]
+            self.rows[name].token_ids += drafts
         assert computed.keys() == counts.keys()
         if not schedule.is_burst:
             self.num_passes += 1
-            return StepResult(self._pass({name: range(at, at + counts[name]) for name, at in computed.items()}))
+            spans = {name: range(at, at + counts[name]) for name, at in computed.items()}
+            return StepResult(self._pass(spans, schedule.draft_token_ids))
         assert max(counts.values()) == schedule.num_steps
         sampled: dict[str, list[int]] = {name: [] for name in computed}
         for index in range(schedule.num_steps):
@@ -80,8 +86,10 @@ class FakeRunner:
     def _is_over(self, request_id: str) -> bool:
         return self.knows_stops and self.rows[request_id].over
 
-    def _pass(self, spans: dict[str, range]) -> dict[str, list[int]]:
-        """One forward pass over positions of the requests; returns what it samples."""
+    def _pass(
+        self, spans: dict[str, range], drafts: Mapping[str, list[int]] = MappingProxyType({})
+    ) -> dict[str, list[int]]:
+        """One forward pass over positions of the requests; returns what it samples. drafts: the last known tokens."""
         # Planned before the host knew that a stop token would end a burst early: nobody will ask for what comes of it.
         lost = {
             name for name, span in spans.items() if self._is_over(name) and span.stop > len(self.rows[name].token_ids)
@@ -101,11 +109,23 @@ class FakeRunner:
                 self._check_reads(request_id, position, position + 1)
             row = self.rows[request_id]
             if span.stop == len(row.token_ids):
-                assert row.tables is not None
-                block = row.tables[0][(span.stop - 1) // self.block_size]
-                sampled[request_id] = [sample(self.cache[block, (span.stop - 1) % self.block_size][1])]
-                row.token_ids.append(sampled[request_id][0])
+                sampled[request_id] = self._verify(row, drafts.get(request_id, []))
                 row.over |= sampled[request_id][0] in row.stops
+        return sampled
+
+    def _verify(self, row: Row, drafts: list[int]) -> list[int]:
+        """What is sampled behind the tokens from before the drafts on, up to the first that is another than the draft;
+        these replace the drafts."""
+        assert row.tables is not None
+        known = len(row.token_ids) - len(drafts)
+        sampled: list[int] = []
+        for place, draft in enumerate([*drafts, None], known - 1):
+            block = row.tables[0][place // self.block_size]
+            sampled.append(sample(self.cache[block, place % self.block_size][1]))
+            if sampled[-1] != draft:
+                break
+        row.token_ids[known:] = sampled
+        del row.contents[len(row.token_ids) - 1 :]
         return sampled
 
     def _apply(self, schedule: Schedule) -> dict[str, int]:

@@ -33,6 +33,7 @@ class Loop:
         policy: Policy = "fcfs",
         num_scheduler_steps: int = 1,
         knows_stops: bool = True,
+        rows_with_drafts: int = 0,
     ) -> None:
         layout = plan_layout(windows)
         self.cache = PagedCache(layout, num_blocks, BLOCK_SIZE, enable_prefix_caching=caching)
@@ -43,6 +44,7 @@ class Loop:
             max_model_len=max_model_len,
             policy=policy,
             num_scheduler_steps=num_scheduler_steps,
+            rows_with_drafts=rows_with_drafts,
         )
         self.runner = FakeRunner(layout, num_blocks, BLOCK_SIZE, knows_stops)
         self.in_flight: deque[tuple[Schedule, StepResult]] = deque()
@@ -68,8 +70,8 @@ class Loop:
         self.scheduler.add(request)
         return request
 
-    def begin(self) -> Schedule:
-        schedule = self.scheduler.schedule()
+    def begin(self, **drafts: list[int]) -> Schedule:
+        schedule = self.scheduler.schedule(drafts)
         if schedule.num_scheduled_tokens:
             self.in_flight.append((schedule, self.runner.step(schedule)))
         self.scheduler.check_integrity()
@@ -81,8 +83,8 @@ class Loop:
         self.scheduler.check_integrity()
         return [(request.request_id, token_ids) for request, token_ids in news]
 
-    def step(self) -> Schedule:
-        schedule = self.begin()
+    def step(self, **drafts: list[int]) -> Schedule:
+        schedule = self.begin(**drafts)
         if self.in_flight:
             self.end()
         return schedule

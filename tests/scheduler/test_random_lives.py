@@ -111,7 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.life.complete()
 
 
-SchedulerMachine.TestCase.settings = hypothesis.settings(max_examples=60, stateful_step_count=30, deadline=None)
+SchedulerMachine.TestCase.settings = hypothesis.settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestSchedulerMachine = SchedulerMachine.TestCase
 
 

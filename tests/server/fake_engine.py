@@ -27,6 +27,7 @@ from noria.server.app import create_app
 from noria.server.metrics import ServerMetrics
 from noria.server.settings import ServerConfig
 from noria.server.state import ServerState
+from noria.spec.stats import SpeculationStats
 from noria.text.tokenizer import Tokenizer
 
 MAX_MODEL_LEN = 128
@@ -59,6 +60,7 @@ class ParrotCore:
         self.runner = SimpleNamespace(compiles_after_warmup=0)
         self.times = StepTimes(1.0, 0.25)
         self.scheduler = self
+        self.speculation = SimpleNamespace(stats=SpeculationStats(4, 9, 6, (4, 2), (4, 3)))
 
     @property
     def has_unfinished(self) -> bool:

@@ -146,6 +146,10 @@ def test_metrics(tokenizer: Tokenizer) -> None:
     assert found["noria:num_requests_running"] == found["noria:kv_cache_usage_perc"] == 0
     assert (found["noria:prefix_cache_queries_total"], found["noria:prefix_cache_hits_total"]) == (40, 10)
     assert found["noria:prefix_cache_hit_rate"] == found["noria:host_gap_share"] == 0.25
+    assert found["noria:spec_decode_num_drafts_total"] == 4
+    assert found["noria:spec_decode_num_draft_tokens_total"] == 9
+    assert found["noria:spec_decode_num_accepted_tokens_total"] == 6
+    assert 'noria:spec_decode_num_accepted_tokens_per_pos_total{model_name="parrot",position="1"} 2.0' in text
     assert found["noria:engine_steps_total"] >= 12
     assert found["noria:num_preemptions_total"] == found["noria:compiles_after_warmup_total"] == 0
 

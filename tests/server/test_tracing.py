@@ -133,7 +133,7 @@ def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
 
 def test_spans_reach_a_collector(tokenizer: Tokenizer) -> None:
     with collector() as (url, found):
-        tracing = lifecycle._tracing(url, "parrot")
+        tracing = lifecycle.open_tracing(url, "parrot")
         assert tracing is not None
 
         async def work() -> None:
@@ -150,11 +150,11 @@ def test_spans_reach_a_collector(tokenizer: Tokenizer) -> None:
 
 
 def test_without_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lifecycle._tracing(None, "parrot") is None
+    assert lifecycle.open_tracing(None, "parrot") is None
     monkeypatch.delitem(sys.modules, "noria.server.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(ConfigError, match=re.escape("install noria with the extra otel: noria[otel]")):
-        lifecycle._tracing("http://localhost:4318/v1/traces", "parrot")
+        lifecycle.open_tracing("http://localhost:4318/v1/traces", "parrot")
 
 
 def test_what_is_no_url() -> None:

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from noria.batch.buckets import Buckets
-from noria.batch.inputs import BatchShape, SampleInputs
+from noria.batch.inputs import NOT_SAMPLED, BatchShape, SampleInputs
 from noria.batch.pack import pack
 from noria.batch.persistent import PersistentBatch
 from noria.cache.layout import plan_layout
 from noria.config import SamplingParams
 from noria.models.decoder import Decoder
 from noria.ops.backends import Ops
+from noria.ops.sampling.types import NO_TOKEN
 from noria.scheduler.schedule import NewRequest, Schedule
-from noria.step.decode import NOT_SAMPLED, DecodeProgram
+from noria.step.decode import DecodeProgram
 from noria.step.programs import StepPrograms
-from noria.step.sample import NO_TOKEN
 
 SHAPE, VOCABULARY, MAX_STEPS = BatchShape(num_rows=8, num_groups=1, num_blocks=4), 100, 8
 BROKEN = 99  # what follows it is not a number
@@ -60,9 +60,9 @@ class Outcome:
 
 @jax.jit
 def program(cache: Any, sampled: jax.Array, forward: jax.Array, sample: jax.Array) -> Any:
-    model, ops = cast("Decoder", Successor()), cast("Ops", None)
+    model, ops = cast("Decoder", Successor()), Ops.choose("xla", "xla", "cpu")
     steps = StepPrograms(model, SHAPE, plan_layout((None,)), 1, VOCABULARY, ops)
-    return DecodeProgram(steps, MAX_STEPS).decode(None, cache, sampled, forward, sample)
+    return DecodeProgram(steps, MAX_STEPS).decode(None, cache, sampled, forward, sample)[:3]
 
 
 def request(name: str, token: int, stops: tuple[int, ...] = (), params: SamplingParams = GREEDY) -> NewRequest:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from noria.step.sample import order_free_sum
+from noria.ops.sampling.xla import order_free_sum
 
 total = jax.jit(lambda weights, kept: order_free_sum(weights)(kept))
 

@@ -16,7 +16,7 @@ from jax import lax
 from noria.batch.edits import MAX_ENTRIES, biases_of, row_edits
 from noria.batch.inputs import SampleInputs, ShapingInputs
 from noria.config import SamplingParams
-from noria.step.sample import NO_TOKEN
+from noria.ops.sampling.types import NO_TOKEN
 from noria.step.shape import Tables, bad_columns, count, edit, shape
 
 ROWS, VOCAB = 4, 60

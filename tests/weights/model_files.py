@@ -9,7 +9,12 @@ import numpy as np
 from gguf import GGMLQuantizationType, quants
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 2, 64, 4, 2, 32, 96, 48
-EXTRA_KEYS = {"gemma3": {"attention.sliding_window": 16}}
+EXPERTS, EXPERT_FFN = 3, 32
+EXTRA_KEYS = {
+    "gemma3": {"attention.sliding_window": 16},
+    "qwen3moe": {"expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": EXPERT_FFN},
+}
+EXPERT_MATRICES = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 
 
 def hf_tensors(model_type: str, seed: int = 0, biases: bool = False) -> dict[str, np.ndarray]:
@@ -28,7 +33,14 @@ def hf_tensors(model_type: str, seed: int = 0, biases: bool = False) -> dict[str
     }
     if model_type == "qwen2" or biases:
         layer |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
-    if model_type in ("qwen3", "gemma3"):
+    if model_type in ("qwen3moe", "mixtral"):
+        layer = {name: shape for name, shape in layer.items() if not name.startswith("mlp")}
+        layer["mlp.gate.weight"] = (EXPERTS, HIDDEN)
+        for expert in range(EXPERTS):
+            for matrix in EXPERT_MATRICES:
+                shape = (HIDDEN, EXPERT_FFN) if matrix == "down_proj" else (EXPERT_FFN, HIDDEN)
+                layer[f"mlp.experts.{expert}.{matrix}.weight"] = shape
+    if model_type in ("qwen3", "qwen3moe", "gemma3"):
         layer |= {"self_attn.q_norm.weight": (HEAD_DIM,), "self_attn.k_norm.weight": (HEAD_DIM,)}
     if model_type == "gemma3":
         layer |= {"pre_feedforward_layernorm.weight": (HIDDEN,), "post_feedforward_layernorm.weight": (HIDDEN,)}
@@ -59,6 +71,7 @@ def gguf_name(name: str, model_type: str) -> str:
         "mlp.gate_proj": "ffn_gate",
         "mlp.up_proj": "ffn_up",
         "mlp.down_proj": "ffn_down",
+        "mlp.gate": "ffn_gate_inp",
     }
     stem, suffix = name.rsplit(".", 1)
     if stem.startswith("model.layers."):
@@ -107,10 +120,15 @@ def write_gguf(
     for key, value in (pairs | (keys or {})).items():
         add_key(writer, key, value)
     for name, values in tensors.items():
+        if ".mlp.experts." in name:
+            continue
         stored = converted(name, values, model_type)
-        chosen = GGMLQuantizationType[kind if stored.ndim == 2 else "F32"]
+        chosen = GGMLQuantizationType[kind if stored.ndim == 2 and ".mlp.gate." not in name else "F32"]
         packed = quants.quantize(stored, chosen)
         writer.add_tensor(gguf_name(name, model_type), packed, raw_dtype=chosen)
+    for name, stored in stacked_experts(tensors).items():
+        chosen = GGMLQuantizationType[kind]
+        writer.add_tensor(name, quants.quantize(stored, chosen), raw_dtype=chosen)
     for name, values in (raw_tensors or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -118,6 +136,16 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def stacked_experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """[experts, out, in] by the name of the file."""
+    found: dict[str, list[np.ndarray]] = {}
+    for name, values in tensors.items():
+        if ".mlp.experts." in name:
+            _, _, layer, _, _, _, matrix, _ = name.split(".")
+            found.setdefault(f"blk.{layer}.{EXPERT_MATRICES[matrix]}.weight", []).append(values)
+    return {name: np.stack(values) for name, values in found.items()}
 
 
 def add_key(writer: gguf.GGUFWriter, key: str, value: object) -> None:

@@ -78,6 +78,42 @@ def test_native_dtype_is_that_of_most_parameters(tmp_path):
         assert checkpoint.native_dtype == "bfloat16"
 
 
+def test_experts_have_one_name_each(tmp_path):
+    """Mixtral's names, and the tensors of all experts together that transformers 5 can write."""
+    rng = np.random.default_rng(0)
+    both, down = (rng.standard_normal(shape, np.float32) for shape in ((2, 6, 4), (2, 4, 3)))
+    layer = "model.layers.0."
+    expected = {layer + "mlp.gate.weight": np.ones((2, 4), np.float32)}
+    for expert in range(2):
+        stem = f"{layer}mlp.experts.{expert}."
+        expected |= {stem + "gate_proj.weight": both[expert, :3], stem + "up_proj.weight": both[expert, 3:]}
+        expected[stem + "down_proj.weight"] = down[expert]
+    names = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3", "mlp": "block_sparse_moe"}
+    mixtral = {}
+    for name, values in expected.items():
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        mixtral[name] = values
+    stacked = {
+        layer + "mlp.gate.weight": expected[layer + "mlp.gate.weight"],
+        layer + "mlp.experts.gate_up_proj": both,
+        layer + "mlp.experts.down_proj": down,
+    }
+    for number, tensors in enumerate((mixtral, stacked)):
+        with open_checkpoint(write_folder(tmp_path / str(number), tensors)) as checkpoint:
+            found = read_all(checkpoint)
+        assert found.keys() == expected.keys()
+        for name, values in found.items():
+            np.testing.assert_array_equal(values, expected[name])
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
+    tensors = {f"model.layers.{layer}.input_layernorm.weight": np.ones(2, np.float32) for layer in (0, 1, 2, 10)}
+    config = {"model_type": "deepseek_v3", "num_hidden_layers": 1, "num_nextn_predict_layers": 1}
+    with open_checkpoint(write_folder(tmp_path, tensors, config=config)) as checkpoint:
+        assert sorted(checkpoint.names()) == sorted(name for name in tensors if ".1." not in name)
+
+
 def test_generation_config_is_read(tmp_path):
     write_folder(tmp_path, {"w": np.ones(3, np.float32)})
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')

@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "llama"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
 }
 
@@ -69,6 +70,35 @@ def test_config_is_that_of_the_original(tmp_path, architecture):
         assert config["query_pre_attn_scalar"] == HEAD_DIM
     else:
         assert "sliding_window" not in config
+
+
+def test_the_experts_of_qwen3moe(tmp_path):
+    tensors = hf_tensors("qwen3moe")
+    with open_checkpoint(write_gguf(tmp_path / "m.gguf", tensors, "qwen3moe", kind="Q8_0")) as checkpoint:
+        wanted = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+        assert {key: checkpoint.config[key] for key in wanted} == wanted
+        name = "model.layers.1.mlp.experts.2.down_proj.weight"
+        packed = quants.quantize(tensors[name], GGMLQuantizationType.Q8_0)
+        assert checkpoint.block_type(name) == "Q8_0"
+        np.testing.assert_array_equal(checkpoint.read_blocks(name)[0], packed)
+        np.testing.assert_array_equal(read_all(checkpoint)[name], quants.dequantize(packed, GGMLQuantizationType.Q8_0))
+        assert checkpoint.block_type("model.layers.1.mlp.gate.weight") is None
+
+
+def test_mixtral_is_a_llama_with_experts(tmp_path):
+    tensors = hf_tensors("mixtral")
+    keys = {"llama.expert_count": 3, "llama.expert_used_count": 2, "llama.feed_forward_length": 32}
+    with open_checkpoint(write_gguf(tmp_path / "m.gguf", tensors, keys=keys)) as checkpoint:
+        assert checkpoint.config["architectures"] == ["MixtralForCausalLM"]
+        assert [checkpoint.config[key] for key in ("num_local_experts", "num_experts_per_tok")] == [3, 2]
+        for name, values in read_all(checkpoint).items():
+            np.testing.assert_array_equal(values, tensors[name])
+
+
+def test_experts_of_other_architectures_are_refused(tmp_path):
+    keys = {"qwen2.expert_count": 3, "qwen2.expert_used_count": 2}
+    path = write_gguf(tmp_path / "m.gguf", hf_tensors("qwen2"), "qwen2", keys=keys)
+    assert_refused(path, "mixture of experts of the architecture qwen2 is not supported")
 
 
 def test_biases_of_llama_follow_their_rows(tmp_path):
@@ -182,7 +212,9 @@ def assert_refused(path, match):
 
 def test_unsupported_architecture_is_named(tmp_path):
     write_gguf(tmp_path / "m.gguf", hf_tensors("llama"), keys={"general.architecture": "mamba"})
-    assert_refused(tmp_path / "m.gguf", "architecture 'mamba'; supported in GGUF files are llama, qwen2, qwen3, gemma3")
+    assert_refused(
+        tmp_path / "m.gguf", "architecture 'mamba'; supported in GGUF files are llama, qwen2, qwen3, qwen3moe, gemma3"
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +225,7 @@ def test_unsupported_architecture_is_named(tmp_path):
         ({"llama.context_length": 0}, "context_length must be a positive integer, not 0"),
         ({"llama.rope.freq_base": -1.0}, "rope.freq_base must be a positive number"),
         ({"llama.attention.head_count_kv": [1, 2]}, "head_count_kv differs between layers"),
-        ({"llama.expert_count": 8}, "mixture of experts"),
+        ({"llama.expert_count": 8}, "lacks the metadata llama.expert_used_count"),
         ({"llama.attention.value_length": 16}, "not supported"),
         ({"llama.block_count": 2_000_000_000}, "tensors for 2000000000 layers"),
         ({"llama.attention.key_length": 24, "llama.attention.value_length": 24}, "no multiple of the 24 of a head"),

@@ -25,11 +25,13 @@ def compile_into(
 ) -> tuple[Setup, int]:
     """config, num_valid_tokens: see prepare. Returns what was compiled for, and how many programs there are.
 
-    Raises what prepare raises, ConfigError when the folder cannot be written or there are several slices, and
+    Raises what prepare raises, ConfigError when the folder cannot be written or there are several slices or hosts, and
     CompileError when a program does not compile.
     """
     if topology.num_slices > 1:
         raise ConfigError("programs are compiled for one slice; each slice runs an engine of its own")
+    if config.nnodes > 1:
+        raise ConfigError("nnodes: programs are compiled into a folder for one host; leave it out")
     if config.compile_cache_dir:
         raise ConfigError("compile_cache_dir: the programs go to the folder of --out, not to the cache; leave it out")
     setup = prepare(config, model_config, topology, num_valid_tokens=num_valid_tokens)

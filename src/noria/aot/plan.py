@@ -54,7 +54,7 @@ def make_plan(
     setup = prepare(config, model_config, topology, context=context)
     programs = compile_all(
         setup.runner.jobs(),
-        num_layers=setup.model.config.num_layers,
+        num_layers=setup.layers_in_loop,
         mesh=setup.runner.placement.mesh,
         threads=setup.config.compile_threads,
         dump=dump,

@@ -41,13 +41,14 @@ class ProgramFigures:
 def compile_all(
     jobs: Mapping[Hashable, Callable[[], Any]],
     *,
-    num_layers: int,
+    num_layers: int | None,
     mesh: Mesh,
     threads: int,
     dump: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[ProgramFigures]:
-    """In the order of the jobs. A program that does not compile is one of the results. dump: a folder for the texts.
+    """In the order of the jobs. num_layers: of the loop that a forward pass is; None where it is several. A program
+    that does not compile is one of the results. dump: a folder for the texts.
 
     Raises ConfigError when that folder cannot be made.
     """
@@ -65,7 +66,9 @@ def compile_all(
     return [found[key] for key in jobs]
 
 
-def _compile(key: Hashable, job: Callable[[], Any], num_layers: int, mesh: Mesh, dump: Path | None) -> ProgramFigures:
+def _compile(
+    key: Hashable, job: Callable[[], Any], num_layers: int | None, mesh: Mesh, dump: Path | None
+) -> ProgramFigures:
     name, bucket = key if isinstance(key, tuple) else (key, None)
     begin = time.perf_counter()
     try:

@@ -1,6 +1,7 @@
 """Which mesh and which buckets: what each would do at the roofline, without compiling any of them.
 
-Copies of the engine fill the topology: with a tensor_parallel_size of 4, eight devices hold two of them.
+Copies of the engine fill the topology: with a tensor_parallel_size of 4, eight devices hold two of them. The
+expert_parallel_size stays as it is.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def search(
     Raises ConfigError when the model fits no mesh, or the options are wrong; WeightsError like prepare.
     """
     choices: list[tuple[MeshChoice, Setup | None]] = []
-    for size in sizes_for(model_config, topology):
-        copies = topology.num_slices * (topology.num_devices // size)
+    for size in sizes_for(model_config, topology, config.expert_parallel_size) or (1,):
+        copies = topology.num_slices * (topology.num_devices // (size * config.expert_parallel_size))
         try:
             setup = prepare(
                 dataclasses.replace(config, tensor_parallel_size=size), model_config, topology, context=context
@@ -119,12 +120,13 @@ def expected_programs(setup: Setup) -> list[ProgramFigures]:
 
 
 def expected_bytes(setup: Setup, tokens: int) -> float:
-    """That a device sends in a forward pass: two sums in each layer, of what attention and MLP yield, in float32, and
-    one of embeddings."""
-    c, devices = setup.model.config, setup.config.tensor_parallel_size
+    """That a device sends in a forward pass: two sums in each layer, of what attention and MLP or experts yield, in
+    float32, one more where tokens share an MLP beside the experts, and one of embeddings."""
+    c, devices = setup.model.config, setup.config.num_devices
     size = tokens * c.hidden_size
+    shared = c.num_layers - c.num_dense_layers if c.moe is not None and c.moe.shared_size else 0
     sums = [
-        Exchange("all-reduce", 4 * size, 2 * c.num_layers),
+        Exchange("all-reduce", 4 * size, 2 * c.num_layers + shared),
         Exchange("all-reduce", jnp.dtype(setup.dtype).itemsize * size, 1),
     ]
     return bytes_sent(sums, devices)

@@ -21,7 +21,7 @@ from noria.models.config import DecoderConfig
 from noria.models.decoder import Decoder
 from noria.models.registry import build_model
 from noria.nn.param import param_bytes
-from noria.parallel.mesh import DATA, MODEL, MeshShape, make_mesh, pick_devices
+from noria.parallel.mesh import AXES, MeshShape, make_mesh, pick_devices
 from noria.parallel.rules import on_one_device, possible_sizes, with_kv_copies
 from noria.runner.memory import MemoryPlan, plan_memory
 from noria.runner.runner import ModelRunner
@@ -53,6 +53,12 @@ class Setup:
         fitting = int(self.memory.max_concurrency * self.config.max_model_len) // (self.context + 1)
         return max(1, min(self.config.max_num_seqs, fitting))
 
+    @property
+    def layers_in_loop(self) -> int | None:
+        """Of the loop that a forward pass is; None where layers differ, so that it is two."""
+        c = self.model.config
+        return c.num_layers if c.num_dense_layers in (0, c.num_layers) else None
+
     def estimator(self, programs: Sequence[ProgramFigures]) -> Estimator:
         return Estimator(
             self.topology.chip.device,
@@ -72,7 +78,7 @@ def prepare(
     context: int | None = None,
     num_valid_tokens: int | None = None,
 ) -> Setup:
-    """config: its tensor_parallel_size counts devices of a slice. context: None for half of max_model_len.
+    """config: its sizes multiply to the devices of a slice that are used. context: None for half of max_model_len.
     num_valid_tokens: ids that the tokenizer knows; None: all of the vocabulary.
 
     Raises ConfigError when something is wrong with the options, or the model does not fit; WeightsError when the model
@@ -86,8 +92,14 @@ def prepare(
         raise ConfigError(f"context ({context}) must be below max_model_len ({resolved.max_model_len}); lower it")
     if resolved.programs_dir is not None:
         raise ConfigError("programs_dir: here programs are compiled, not fetched; leave it out")
+    if (speculation := resolved.speculation) is not None and speculation.method != "ngram":
+        raise ConfigError(
+            f"speculative_config: nothing is planned or compiled for the method {speculation.method} beforehand; leave "
+            "it out, or choose ngram"
+        )
     dtype = choose_dtype(config, model_config)
-    shape = MeshShape(data=topology.num_slices, model=resolved.tensor_parallel_size)
+    sizes = {"expert": resolved.expert_parallel_size, "model": resolved.tensor_parallel_size}
+    shape = MeshShape(data=topology.num_slices, **sizes)
     mesh = make_mesh(shape, _choose_devices(resolved, topology), resolved.device_order)
     runner = ModelRunner(resolved, model, dtype, mesh, num_valid_tokens or model.config.vocab_size)
     runner.describe_model(None)
@@ -108,19 +120,25 @@ def choose_dtype(config: EngineConfig, model_config: Mapping[str, Any]) -> str:
     return dtype
 
 
-def sizes_for(model_config: Mapping[str, Any], topology: Topology) -> tuple[int, ...]:
-    """How many devices of a slice can share the model, ascending. Raises WeightsError when it is not supported."""
-    model = build_model(model_config).config
-    return tuple(size for size in possible_sizes(model) if size <= topology.num_devices)
+def sizes_for(model_config: Mapping[str, Any], topology: Topology, expert_parallel_size: int = 1) -> tuple[int, ...]:
+    """Of tensor_parallel_size, those that the model allows and for which a slice has the devices, ascending.
+
+    Raises WeightsError when the model is not supported.
+    """
+    model, most = build_model(model_config).config, topology.num_devices // expert_parallel_size
+    return tuple(size for size in possible_sizes(model, expert_parallel_size) if size <= most)
 
 
 def _choose_devices(config: ResolvedConfig, topology: Topology) -> list[Any]:
     """The first ones of each slice, or those that device_order names."""
-    size, order = config.tensor_parallel_size, config.device_order
+    size, order = config.num_devices, config.device_order
     if size > topology.num_devices:
+        named = f"tensor_parallel_size ({config.tensor_parallel_size})"
+        if config.expert_parallel_size > 1:
+            named += f" times expert_parallel_size ({config.expert_parallel_size})"
         raise ConfigError(
-            f"tensor_parallel_size ({size}) exceeds the {topology.num_devices} devices of {topology.name}; lower it, "
-            "or name a larger topology"
+            f"{named} exceeds the {topology.num_devices} devices of {topology.name}; lower it, or name a larger "
+            "topology"
         )
     if order and topology.num_slices > 1:
         raise ConfigError("device_order names the devices of one slice; leave it out, or num_slices")
@@ -147,8 +165,8 @@ def _fit(runner: ModelRunner, topology: Topology, model: Decoder, dtype: str) ->
     try:
         return runner.profile_run(available)
     except ConfigError as error:
-        size = runner.config.tensor_parallel_size
-        weights = _weight_bytes(model.config, size, runner.config.quantization, dtype)
+        sizes = (runner.config.expert_parallel_size, runner.config.tensor_parallel_size)
+        weights = _weight_bytes(model.config, sizes, runner.config.quantization, dtype)
         other = f"{error}; or use" if weights < available else "use"  # a shorter max_model_len would not help
         raise ConfigError(
             f"it does not fit {topology.title}: weights take {weights / 2**30:,.1f} of {available / 2**30:,.1f} GiB a "
@@ -158,9 +176,13 @@ def _fit(runner: ModelRunner, topology: Topology, model: Decoder, dtype: str) ->
 
 def _remedy(runner: ModelRunner, model: DecoderConfig, dtype: str, available: int) -> str:
     """What would make it fit: 8-bit weights on as many devices, or more devices."""
-    config, size = runner.config, runner.config.tensor_parallel_size
-    choices = [(size, "int8"), *((more, config.quantization) for more in possible_sizes(model) if more > size)]
-    for devices, quantization in choices:
+    config, size, experts = runner.config, runner.config.tensor_parallel_size, runner.config.expert_parallel_size
+    larger = [more for more in possible_sizes(model, experts) if more > size]
+    choices = [(experts, size, "int8"), *((experts, more, config.quantization) for more in larger)]
+    if model.moe is not None:
+        apart = [more for more in range(experts + 1, model.moe.experts + 1) if model.moe.experts % more == 0]
+        choices += [(more, size, config.quantization) for more in apart if size in possible_sizes(model, more)]
+    for *devices, quantization in choices:
         one = _on_one(model, devices)
         try:
             plan_memory(
@@ -175,16 +197,18 @@ def _remedy(runner: ModelRunner, model: DecoderConfig, dtype: str, available: in
             )
         except ConfigError:
             continue
-        return "quantization int8" if devices == size else f"tensor_parallel_size {devices}"
+        if devices == [experts, size]:
+            return "quantization int8"
+        return f"tensor_parallel_size {devices[1]}" if devices[1] > size else f"expert_parallel_size {devices[0]}"
     return "chips with more memory"
 
 
-def _on_one(model: DecoderConfig, size: int) -> DecoderConfig:
-    """What one of `size` devices has of a model."""
-    mesh = AbstractMesh((1, size), (DATA, MODEL))
+def _on_one(model: DecoderConfig, sizes: Sequence[int]) -> DecoderConfig:
+    """What one device has of a model. sizes: of the expert and the model axis."""
+    mesh = AbstractMesh((1, 1, *sizes), AXES)
     return on_one_device(with_kv_copies(model, mesh), mesh)
 
 
-def _weight_bytes(model: DecoderConfig, size: int, quantization: str, dtype: str) -> int:
+def _weight_bytes(model: DecoderConfig, sizes: Sequence[int], quantization: str, dtype: str) -> int:
     """On one device; with 8 bits but for the scales, which are next to nothing."""
-    return param_bytes(Decoder(_on_one(model, size)).declaration(), "int8" if quantization == "int8" else dtype)
+    return param_bytes(Decoder(_on_one(model, sizes)).declaration(), "int8" if quantization == "int8" else dtype)

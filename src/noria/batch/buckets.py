@@ -10,6 +10,7 @@ from noria.config import ResolvedConfig
 
 MIN_TOKEN_BUCKET = 16
 MIN_REQUEST_BUCKET = 8
+MAX_ROWS_WITH_DRAFTS = 64  # with more rows the device has enough to do without guesses
 MIN_ROWS = 2  # XLA computes one row alone by other code, whose results differ in the last bit
 
 
@@ -37,15 +38,33 @@ def request_buckets(max_num_seqs: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Ascending sizes. tokens: of a step's forward pass; requests: of its head and sampler."""
+    """Ascending sizes. tokens: of a step's forward pass; requests: of its head and sampler; with_drafts: the same of a
+    step that verifies drafts, which has a row for each of them, too."""
 
     tokens: tuple[int, ...]
     requests: tuple[int, ...]
+    with_drafts: tuple[int, ...] = ()
 
     @staticmethod
     def of(config: ResolvedConfig) -> Buckets:
         tokens = token_buckets(config.max_num_batched_tokens, config.token_bucket_gap, config.extra_token_buckets)
-        return Buckets(tokens, request_buckets(config.max_num_seqs))
+        requests = request_buckets(config.max_num_seqs)
+        if (most := rows_with_drafts(config)) == 0:
+            return Buckets(tokens, requests)
+        return Buckets(tokens, requests, tuple(sorted({*requests, *request_buckets(max(most, requests[-1]))})))
+
+    @property
+    def num_logit_rows(self) -> int:
+        """The largest number of rows that a head pass may have."""
+        return max(self.requests[-1], *self.with_drafts, 0)
+
+
+def rows_with_drafts(config: ResolvedConfig) -> int:
+    """Most rows of a head pass with drafts, over all its requests: one for each of them, and one for each draft."""
+    if (speculation := config.speculation) is None:
+        return 0
+    most = config.max_num_seqs * (1 + speculation.num_speculative_tokens)
+    return min(most, MAX_ROWS_WITH_DRAFTS, config.max_num_batched_tokens)
 
 
 def pick(sizes: tuple[int, ...], count: int) -> int:

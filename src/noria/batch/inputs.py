@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
+NOT_SAMPLED = -2  # in place of a token that was not asked for, or that a wrong draft made worthless
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
@@ -37,6 +38,13 @@ class BatchShape:
     num_rows: int  # R: max_num_seqs
     num_groups: int  # G: cache groups
     num_blocks: int  # B: entries of a block table, enough for max_model_len
+    num_drafts: int = 0  # most drafts of a step
+    has_head: bool = False  # whether a draft head follows the model
+
+    @property
+    def num_logit_rows(self) -> int:
+        """L: most rows of a head pass: one for each row, and one for each draft."""
+        return self.num_rows + self.num_drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ class ForwardInputs:
     token_rows: Any  # [T]
     query_start: Any  # [R + 1]
     seq_lens: Any  # [R]
-    logit_rows: Any  # [R]: token whose hidden state each row samples from
+    logit_rows: Any  # [L]: token whose hidden state each row of the head pass samples from
     block_tables: Any  # [G, R, B]
     distribution: Any  # [3]
 
@@ -63,7 +71,7 @@ class ForwardInputs:
             ("token_rows", (num_tokens,)),
             ("query_start", (rows + 1,)),
             ("seq_lens", (rows,)),
-            ("logit_rows", (rows,)),
+            ("logit_rows", (shape.num_logit_rows,)),
             ("block_tables", (shape.num_groups, rows, shape.num_blocks)),
             ("distribution", (3,)),
         )
@@ -83,6 +91,29 @@ class ForwardInputs:
         """T of a buffer of that size."""
         fixed = _size(cls.shapes(shape, 0))
         return (buffer_size - fixed) // (_size(cls.shapes(shape, 1)) - fixed)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadInputs:
+    """int32 arrays for a draft head that follows a step, see HeadPrograms.follow. T tokens, L rows of the head pass."""
+
+    next_ids: Any  # [T]: the token behind each token
+    next_sources: Any  # [T]: its place among those that the step samples; -1 where next_ids has it
+    state_rows: Any  # [L]: row of the batch behind each row of the head pass; R for padding
+
+    @staticmethod
+    def shapes(shape: BatchShape, num_tokens: int) -> Shapes:
+        return (("next_ids", (num_tokens,)), ("next_sources", (num_tokens,)), ("state_rows", (shape.num_logit_rows,)))
+
+    @classmethod
+    def allocate(cls, shape: BatchShape, num_tokens: int) -> tuple[np.ndarray, HeadInputs]:
+        """A buffer of zeros and the inputs as views into it."""
+        buffer = np.zeros(_size(cls.shapes(shape, num_tokens)), np.int32)
+        return buffer, cls.unpack(buffer, shape, num_tokens)
+
+    @classmethod
+    def unpack(cls, buffer: Any, shape: BatchShape, num_tokens: int) -> HeadInputs:
+        return cls(**_views(buffer, cls.shapes(shape, num_tokens)))
 
 
 class _Rows:
@@ -112,7 +143,10 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class SampleInputs(_Rows):
-    """Sampling parameters of the rows of one head pass, each [rows] and 32 bits wide. Padding rows are greedy."""
+    """Sampling parameters of the rows of one head pass, each [rows] and 32 bits wide. Padding rows are greedy.
+
+    A request has one row, or, with drafts, one for the token that follows each of its last scheduled tokens.
+    """
 
     temperature: Any  # float32; 0 is greedy
     top_p: Any  # float32
@@ -124,6 +158,8 @@ class SampleInputs(_Rows):
     num_steps: Any  # int32: tokens to be sampled one after the other; 0 for padding rows
     num_stops: Any  # int32: the first so many of `stops` count
     banned_until: Any  # int32: the position at which stop tokens begin to be allowed, as min_tokens asks
+    draft: Any  # int32: the token that must be sampled here for the next row to count; -1 for the request's last row
+    place: Any  # int32: among the rows of the request
     stops: Any  # int32 [rows, MAX_STOPS]: stop tokens
 
     FLOATS: ClassVar[tuple[str, ...]] = ("temperature", "top_p", "min_p")

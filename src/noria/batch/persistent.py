@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from noria.batch.edits import biases_of, row_edits
-from noria.batch.inputs import BatchShape, SampleInputs, ShapingInputs
+from noria.batch.inputs import NOT_SAMPLED, BatchShape, SampleInputs, ShapingInputs
 from noria.config import SamplingParams
 from noria.scheduler.schedule import CachedRequest, NewRequest, Schedule
 
@@ -104,6 +104,15 @@ class PersistentBatch:
             self._occupy(new.request_id, new.token_ids, new.block_ids, new.num_computed_tokens)
         for cached in schedule.cached_requests:
             self._continue(cached)
+        for request_id, drafts in schedule.draft_token_ids.items():
+            row = self._rows[request_id]
+            first = self.num_tokens[row]
+            self.token_ids[row, first : first + len(drafts)] = drafts  # behind what is known
+
+    def extend(self, request_id: str, block_ids: tuple[list[int], ...]) -> None:
+        """More blocks of a request that has a row."""
+        for group, ids in enumerate(block_ids):
+            self._extend_table(group, self._rows[request_id], ids)
 
     def take_edits(self) -> list[np.ndarray]:
         """What the next step must find in the device's tables and is not yet there, see edits.py."""
@@ -112,7 +121,7 @@ class PersistentBatch:
 
     def expect(self, rows: np.ndarray, sources: np.ndarray, counts: np.ndarray) -> Expectation:
         """Makes room for tokens being sampled: row rows[i] gets counts[i] tokens from row sources[i] of the step just
-        dispatched. Fewer may come to one that ends with them, and is not asked for any more."""
+        dispatched. Fewer may come to one that ends with them, or whose drafts are wrong; see fulfil."""
         places = self.num_tokens[rows]
         self.num_tokens[rows] += counts
         self.pending[:] = -1
@@ -121,13 +130,15 @@ class PersistentBatch:
         return Expectation(self.num_expectations, rows, places, counts, self.generation[rows])
 
     def fulfil(self, expected: Expectation, token_ids: np.ndarray) -> None:
-        """The host knows the tokens now: token_ids [most tokens of a row, rows].
+        """The host knows the tokens now: token_ids [most tokens of a row, rows], NOT_SAMPLED behind the last of a row.
 
         A row that was given to another request meanwhile is left alone.
         """
         same = self.generation[expected.rows] == expected.generations
-        step, row = np.nonzero(same & (np.arange(len(token_ids))[:, None] < expected.counts))
+        came = same & (np.arange(len(token_ids))[:, None] < expected.counts) & (token_ids != NOT_SAMPLED)
+        step, row = np.nonzero(came)
         self.token_ids[expected.rows[row], expected.places[row] + step] = token_ids[step, row]
+        self.num_tokens[expected.rows[same]] -= (expected.counts - came.sum(axis=0))[same]
         if expected.number == self.num_expectations:
             self.pending[:] = -1
 
@@ -147,8 +158,7 @@ class PersistentBatch:
             return
         row = self._rows[cached.request_id]
         self.num_computed[row] = cached.num_computed_tokens
-        for group, ids in enumerate(cached.new_block_ids):
-            self._extend_table(group, row, ids)
+        self.extend(cached.request_id, cached.new_block_ids)
 
     def _occupy(self, request_id: str, token_ids: list[int], block_ids: tuple[list[int], ...], computed: int) -> None:
         row = self._rows[request_id] = heapq.heappop(self._free)

@@ -57,12 +57,19 @@ class PagedCache:
     """Block tables of the running requests. Host bookkeeping only: the arrays belong to the runner."""
 
     def __init__(
-        self, layout: CacheLayout, num_blocks: int, block_size: int, enable_prefix_caching: bool = True
+        self,
+        layout: CacheLayout,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        lookahead: int = 0,
     ) -> None:
-        """num_blocks: rows of the device cache per slot, the null block included."""
+        """num_blocks: rows of the device cache per slot, the null block included. lookahead: see extend_hashes; 1 where
+        a draft head keeps in the place of a token what it made of that token and the next."""
         self.layout = layout
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.lookahead = lookahead
         self._pool = BlockPool(num_blocks)
         self._index = PrefixIndex(layout, block_size)
         self._tables: dict[str, _Table] = {}
@@ -94,7 +101,7 @@ class PagedCache:
         """
         if not self.enable_prefix_caching or request.needs_prompt_logprobs:
             return PrefixHit(0, self._nothing)
-        hashes = extend_hashes(request, self.block_size)
+        hashes = extend_hashes(request, self.block_size, self.lookahead)
         found = self._index.find(hashes[: (request.num_tokens - 1) // self.block_size])
         return PrefixHit(len(found[0]) * self.block_size, found)
 
@@ -204,11 +211,11 @@ class PagedCache:
         if not self.enable_prefix_caching:
             return
         table = self._tables[request.request_id]
-        num_known = len(request.token_ids) - request.is_finished
+        num_known = len(request.token_ids) - max(request.is_finished, self.lookahead)
         num_full = min(request.num_computed_tokens, num_known) // self.block_size
         if num_full <= table.num_committed:
             return
-        hashes = extend_hashes(request, self.block_size)
+        hashes = extend_hashes(request, self.block_size, self.lookahead)
         for i in range(table.num_committed, num_full):
             for group, blocks in enumerate(table.blocks):
                 if blocks[i] != NULL_BLOCK:

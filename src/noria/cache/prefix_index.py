@@ -44,11 +44,14 @@ def _encode(key: ExtraKey) -> bytes:
     return kind + struct.pack("<Q", len(raw)) + raw
 
 
-def extend_hashes(request: Request, block_size: int) -> list[bytes]:
-    """request.block_hashes, brought up to date with the full blocks of its tokens."""
+def extend_hashes(request: Request, block_size: int, lookahead: int = 0) -> list[bytes]:
+    """request.block_hashes, brought up to date with the full blocks of its tokens.
+
+    lookahead: tokens behind a block that its content depends on, too.
+    """
     hashes, token_ids = request.block_hashes, request.token_ids
-    for index in range(len(hashes), len(token_ids) // block_size):
-        tokens = token_ids[index * block_size : (index + 1) * block_size]
+    for index in range(len(hashes), (len(token_ids) - lookahead) // block_size):
+        tokens = token_ids[index * block_size : (index + 1) * block_size + lookahead]
         hashes.append(block_hash(hashes[-1] if hashes else None, tokens, _extra_keys(request, index)))
     return hashes
 

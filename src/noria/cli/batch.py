@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from noria.cli import options
 from noria.cli.display import counting_bar, fetch, note
+from noria.cli.hosts import follow_if_told
 from noria.cli.main import UsageError
 from noria.config import EngineConfig
 
@@ -45,8 +46,9 @@ def main(args: Sequence[str]) -> int:
     config = EngineConfig(model=chosen.model, **options.values_of(chosen.engine))
     from noria.server.batch.files import Input, Output
 
-    source = Input.open(Path(chosen.input))
     path = fetch(config.model, config.revision)
+    follow_if_told(config, path)
+    source = Input.open(Path(chosen.input))
     with Output(Path(chosen.output), source) as output:
         total, done = len(source.keys), len(output.done)
         note(f"{total:,} lines" + (f", {done:,} of them have a result already" if done else ""))

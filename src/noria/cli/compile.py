@@ -12,6 +12,7 @@ from typing import Any
 
 from noria.cli import options
 from noria.cli.display import counting_bar, fetch, note, progress_bar
+from noria.cli.hosts import follow_if_told
 from noria.cli.plan import use_libtpu
 from noria.config import EngineConfig
 from noria.errors import ConfigError
@@ -44,6 +45,7 @@ def main(args: Sequence[str]) -> int:
     if chosen.topology is not None:
         return _compile_elsewhere(config, chosen.topology, Path(chosen.out), as_json=chosen.json)
     path = fetch(config.model, config.revision)
+    follow_if_told(config, path)
     from noria.engine.startup import compile_programs  # jax comes with it; errors of the options come first
 
     report = compile_programs(dataclasses.replace(config, model=str(path), revision=None), progress_bar)

@@ -35,8 +35,8 @@ class UsageError(NoriaError):
     """The command line itself is wrong."""
 
 
-class HelpShown(Exception):
-    """--help was asked for, so there is nothing else to do."""
+class Done(Exception):
+    """There is nothing else to do: --help was shown, or this host followed another one to its end."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -66,7 +66,7 @@ def _dispatch(args: list[str]) -> int:
     elif command in ("-V", "--version"):
         print(f"noria {__version__}")
     elif command in COMMANDS:
-        with contextlib.suppress(HelpShown):
+        with contextlib.suppress(Done):
             return importlib.import_module(f"noria.cli.{command}").main(args[1:])
     else:
         near = difflib.get_close_matches(command, COMMANDS, n=1)

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from noria.cli.main import HelpShown, UsageError
+from noria.cli.main import Done, UsageError
 from noria.config import EngineConfig, SamplingParams
 
 # Repeated (--stop a --stop b), so that they never swallow the argument that follows.
@@ -70,6 +70,8 @@ _HELP: Mapping[str, str] = MappingProxyType(
 _METAVARS: Mapping[Any, str] = MappingProxyType(
     {str: "TEXT", int | None: "INT", float | None: "FLOAT", str | None: "TEXT"}
 )
+
+_AS_TEXT: Mapping[str, Any] = MappingProxyType({"speculative_config": str | None})  # what Python may give otherwise
 
 Field = tuple[str, Any, Any]
 MISSING = dataclasses.MISSING
@@ -122,7 +124,7 @@ def engine_options(offer: Sequence[str] = (), **defaults: Any) -> type:
 def parse(command: str, text: str, args: Sequence[str], fields: Sequence[Field], **groups: type) -> Any:
     """The values of a command's options: an object with the fields, and an object of its own for each group.
 
-    text: what the command does, for --help. Raises UsageError, and HelpShown after --help.
+    text: what the command does, for --help. Raises UsageError, and Done after --help.
     """
     options = _dataclass(
         [*fields, *((name, Annotated[group, tyro.conf.arg(name="")], group()) for name, group in groups.items())]
@@ -137,7 +139,7 @@ def parse(command: str, text: str, args: Sequence[str], fields: Sequence[Field],
             values, unknown = tyro.cli(options, prog=f"noria {command}", args=list(args), return_unknown_args=True)
     except SystemExit as end:
         if not end.code:
-            raise HelpShown from None
+            raise Done from None
         raise UsageError(f"{_in_one_line(complaint.getvalue())}; see noria {command} --help") from None
     if unknown:
         raise UsageError(f"unexpected argument {unknown[0]!r}; see noria {command} --help")
@@ -171,7 +173,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _options_of(source: type, skip: Sequence[str], defaults: Mapping[str, Any]) -> type:
-    hints, comments = typing.get_type_hints(source), dict(_comments(source))
+    hints, comments = {**typing.get_type_hints(source), **_AS_TEXT}, dict(_comments(source))
     fields: list[Field] = []
     for field in dataclasses.fields(source):
         if field.name in skip:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from noria.cli import options
 from noria.cli.display import counting_bar
+from noria.cli.main import UsageError
 from noria.config import EngineConfig
 from noria.errors import ConfigError
 
@@ -48,6 +49,8 @@ def main(args: Sequence[str]) -> int:
     values = options.values_of(chosen.engine)
     size = values.pop("tensor_parallel_size")
     config = EngineConfig(model=chosen.model, **values, tensor_parallel_size=size or 1)
+    if config.nnodes > 1:
+        raise UsageError("the topology says how many hosts there are; leave --nnodes out")
     if chosen.search and size:
         raise ConfigError("--search chooses the tensor_parallel_size; leave one of them out")
     use_libtpu()
@@ -65,7 +68,8 @@ def main(args: Sequence[str]) -> int:
         found = search(config, model, topology, context=chosen.context)
         config = found.config
     elif not size:
-        config = dataclasses.replace(config, tensor_parallel_size=sizes_for(model, topology)[-1])
+        sizes = sizes_for(model, topology, config.expert_parallel_size)
+        config = dataclasses.replace(config, tensor_parallel_size=max(sizes, default=1))
     dump = None if chosen.dump_hlo is None else Path(chosen.dump_hlo)
     with counting_bar("compiling") as progress:
         plan = make_plan(config, model, topology, context=chosen.context, dump=dump, progress=progress)
@@ -98,6 +102,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "devices": plan.topology.num_devices,
         "tensor_parallel_size": plan.tensor_parallel_size,
         "token_bucket_gap": plan.config.token_bucket_gap,
+        "expert_parallel_size": plan.config.expert_parallel_size,
         "dtype": plan.dtype,
         "parameters": plan.parameters,
         "memory": memory,

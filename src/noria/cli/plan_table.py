@@ -13,7 +13,7 @@ _GB = 1e9
 
 def show(model: str, plan: Plan) -> None:
     console = _console()
-    used, there = plan.tensor_parallel_size, plan.topology.num_devices
+    used, there = plan.config.num_devices, plan.topology.num_devices
     of_slice = " of each slice" if plan.topology.num_slices > 1 else ""
     console.print(f"{model} on {plan.topology.title}: {used} of {there} devices{of_slice}, {plan.dtype}")
     _show_programs(console, plan)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from noria.cli import options
 from noria.cli.display import fetch, note, progress_bar, statistics
+from noria.cli.hosts import follow_if_told
 from noria.cli.main import UsageError
 from noria.cli.structured import refuse_bad, structured_options, structured_outputs
 from noria.config import EngineConfig, SamplingParams
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from noria.engine.llm import LLM
     from noria.engine.logprobs import TokenLogprobs
     from noria.engine.outputs import CompletionOutput, RequestOutput
+    from noria.spec.stats import SpeculationStats
 
 _TEXT = """Answers one prompt: the text goes to stdout as it comes, everything else to stderr.
 
@@ -91,7 +93,11 @@ def _check_logprobs(params: SamplingParams, config: EngineConfig, *, shown: bool
 
 
 def start(config: EngineConfig, path: Path) -> LLM:
-    """The engine for a model that was fetched to `path`, started with progress bars."""
+    """The engine for a model that was fetched to `path`, started with progress bars.
+
+    Raises Done on a host that follows another, when that has ended.
+    """
+    follow_if_told(config, path)
     from noria.engine.llm import LLM  # jax comes with it and takes a second, so errors of the options come first
 
     here = dataclasses.replace(config, model=str(path), revision=None)
@@ -215,4 +221,14 @@ def _stats(llm: LLM, result: RequestOutput) -> dict[str, Any]:
         "host_gap_s": stats.times.gap_s,
         "weights_bytes": stats.startup.memory.weights,
         "kv_cache_bytes": stats.startup.memory.cache,
+        "speculation": speculation_figures(stats.speculation) if llm.config.speculation is not None else None,
+    }
+
+
+def speculation_figures(stats: SpeculationStats) -> dict[str, Any]:
+    """What became of drafts, for JSON."""
+    return {
+        **dataclasses.asdict(stats),
+        "acceptance_rate": stats.acceptance_rate,
+        "mean_acceptance_length": stats.mean_acceptance_length,
     }

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 from noria.cli import options
 from noria.cli.display import fetch, note
+from noria.cli.hosts import follow_if_told
 from noria.config import EngineConfig
 from noria.errors import ConfigError
+from noria.server.log import show_access_log
 from noria.server.settings import ServerConfig
 
 _TEXT = """Serves a model over HTTP: /v1/chat/completions, /v1/responses, /v1/completions, /v1/models, /tokenize,
@@ -33,10 +35,14 @@ def main(args: Sequence[str]) -> int:
         config = dataclasses.replace(config, api_key=(*config.api_key, key))
     engine = EngineConfig(model=chosen.model, **options.values_of(chosen.engine))
     path = fetch(engine.model, engine.revision)
+    follow_if_told(engine, path)
     logging.basicConfig(format="%(asctime)s server %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    if config.access_log:
-        _show_access_log()
     try:
+        if config.replicas > 1:
+            _serve_replicas(engine, config, chosen.model)
+            return 0
+        if config.access_log:
+            show_access_log()
         from noria.server.lifecycle import serve  # and with it FastAPI, which no other command needs
     except ImportError as error:
         raise ConfigError(f"noria serve needs the package {error.name}; install noria with its dependencies") from None
@@ -44,10 +50,15 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def _show_access_log() -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    log = logging.getLogger("noria.access")
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
+def _serve_replicas(engine: EngineConfig, config: ServerConfig, model: str) -> None:
+    """The model is found on each machine anew."""
+    if engine.nnodes > 1:
+        raise ConfigError("replicas and nnodes cannot be used together: a replica is one host; leave one of them out")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers, unless it is told not to
+    try:
+        from noria.server.replicas.ray_serve import serve_replicas
+    except ImportError as error:
+        raise ConfigError(
+            f"replicas need the package {error.name}; install noria with the extra ray: noria[ray]"
+        ) from None
+    serve_replicas(engine, config, model, note)

@@ -14,6 +14,7 @@ from typing import Self
 import zmq
 import zmq.asyncio
 
+from noria.engine.hosts.link import HOST_LOST
 from noria.engine.messages import Codec, FromEngine, Start, Stop, ToEngine
 
 _MODULE = "noria.engine.process"
@@ -76,6 +77,8 @@ class EngineProcess:
     async def wait(self) -> str:
         """Returns when the process has ended: how, for people."""
         code = await self._process.wait()
+        if code == HOST_LOST:
+            return "ended because another host is gone; its log says which"
         if code < 0:
             with contextlib.suppress(ValueError):
                 return f"was killed by {signal.Signals(-code).name}"

@@ -333,7 +333,7 @@ class EngineClient:
                 return EngineDeadError(f"the engine has ended: what it says makes no sense ({error})")
             self._heard = time.monotonic()
             if isinstance(message, Ended):
-                return _error_of(message)
+                return errors.named(message.kind, message.reason)
             self._take(message)
 
     def _take(self, message: FromEngine) -> None:
@@ -360,13 +360,6 @@ class EngineClient:
                 )
                 self._facts = message
                 self._progress(message.report)
-
-
-def _error_of(message: Ended) -> NoriaError:
-    kind = getattr(errors, message.kind, None)
-    if isinstance(kind, type) and issubclass(kind, NoriaError):
-        return kind(message.reason)
-    return EngineDeadError(message.reason)
 
 
 def _prepare(admission: Admission, prompt: Prompt, params: SamplingParams) -> PreparedPrompt:

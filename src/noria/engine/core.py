@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from noria.engine.request import Request
+from noria.engine.speculation import Speculation
 from noria.engine.structured import StructuredRequests
 from noria.errors import EngineDeadError, RequestError
 from noria.observe.step_clock import StepTimes
@@ -27,12 +28,18 @@ class _Begun:
 
 class EngineCore:
     def __init__(
-        self, runner: ModelRunner, scheduler: Scheduler, structured: StructuredRequests, async_scheduling: bool
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        structured: StructuredRequests,
+        speculation: Speculation,
+        async_scheduling: bool,
     ) -> None:
         """async_scheduling: plan and dispatch a step while the one before it runs."""
         self.runner = runner
         self.scheduler = scheduler
         self.structured = structured
+        self.speculation = speculation
         self._turn = self._step_ahead if async_scheduling else self._step
         self._in_flight: tuple[Schedule, SampledTokens] | None = None
         self.num_steps = 0
@@ -77,11 +84,13 @@ class EngineCore:
         self._ended = self._ended or "it was closed"
         self._in_flight = None
         self.structured.compiler.close()
+        self.speculation.close()
         self.runner.close()
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes. Running requests keep their blocks, which no new request will find."""
         self.scheduler.cache.reset_prefix_cache()
+        self.speculation.reset_prefix_cache()
 
     @property
     def times(self) -> StepTimes:
@@ -111,6 +120,7 @@ class EngineCore:
     def _abort(self, request_ids: Iterable[str]) -> list[Request]:
         aborted = self.scheduler.abort(request_ids)
         self.structured.forget(aborted)
+        self.speculation.forget(aborted)
         return aborted
 
     def _step(self) -> News:
@@ -125,14 +135,19 @@ class EngineCore:
         """The same with the halves swapped: the next step is dispatched before the last one's tokens are waited for.
 
         Where a grammar says what may come next, that is known only with the last token: then the two halves of the next
-        step are apart, and its forward pass runs while the host takes the tokens and fills the masks.
+        step are apart, and its forward pass runs while the host takes the tokens and fills the masks. Where drafts are
+        likely, they are worth more than what the host and the device gain by working at the same time: then the tokens
+        come first. So they do after a step with drafts, of which only its tokens tell how far anybody got.
         """
         before, self._in_flight = self._in_flight, None
         news: News = []
         ended: list[Request] = []
+        if before is not None and (before[0].draft_token_ids or self.speculation.may_propose(self.scheduler.running)):
+            news, before = self._finish(before), None
         if (begun := self._execute()) is not None:
             if begun.structured:
-                news, before = self._finish(before), None
+                news += self._finish(before)
+                before = None
             self._in_flight, ended = self._sample(begun)
         news += self._finish(before)
         if not self.scheduler.has_unfinished:  # what is still in flight was computed for nobody
@@ -141,7 +156,8 @@ class EngineCore:
         return _joined(news, ended)
 
     def _execute(self) -> _Begun | None:
-        schedule = self.scheduler.schedule()
+        drafts = self.speculation.propose(self.scheduler.running, self.structured)
+        schedule = self.scheduler.schedule(drafts)
         if not schedule.num_scheduled_tokens:
             return None
         self.num_steps += 1
@@ -154,7 +170,7 @@ class EngineCore:
         """The step in flight; and the requests that their grammars ended."""
         if not begun.structured:
             return (begun.schedule, self.runner.sample_tokens()), []
-        masks, ended = self.structured.masks(begun.structured)
+        masks, ended = self.structured.masks(begun.structured, begun.schedule.draft_token_ids)
         sampled = self.runner.sample_tokens(masks)
         self._abort(request.request_id for request in ended)
         return (begun.schedule, sampled), ended
@@ -163,7 +179,10 @@ class EngineCore:
         if step is None:
             return []
         schedule, sampled = step
-        news = self.scheduler.update(schedule, sampled.result())
+        result = sampled.result()
+        news = self.scheduler.update(schedule, result)
+        self.speculation.observe(schedule, result)
+        self.speculation.forget([request for request, _ in news if request.is_finished])
         ended = self.structured.advance(news)
         self._abort(request.request_id for request in ended)
         return news

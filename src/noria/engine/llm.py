@@ -22,6 +22,7 @@ from noria.engine.startup import Engine, ProgressBar, StartupReport, start
 from noria.errors import RequestError
 from noria.observe.step_clock import StepTimes
 from noria.scheduler.scheduler import SchedulerStats
+from noria.spec.stats import SpeculationStats
 from noria.text.chat import encode_chat
 from noria.text.tokenizer import Tokenizer
 
@@ -35,11 +36,19 @@ class EngineStats:
     scheduler: SchedulerStats
     startup: StartupReport
     times: StepTimes  # of all steps: how long there was work, and how long the device waited for the host
+    speculation: SpeculationStats
 
     @classmethod
     def of(cls, engine: Engine) -> EngineStats:
         core = engine.core
-        return cls(core.num_steps, core.runner.compiles_after_warmup, core.scheduler.stats, engine.report, core.times)
+        return cls(
+            core.num_steps,
+            core.runner.compiles_after_warmup,
+            core.scheduler.stats,
+            engine.report,
+            core.times,
+            core.speculation.stats,
+        )
 
 
 class LLM:

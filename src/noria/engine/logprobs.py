@@ -37,7 +37,8 @@ class SequenceLogprobs:
         if self._request.sampling_params.logprobs is None:
             return None
         news = self._request.logprobs[first:stop]
-        self.cumulative += sum(figures[0][1] for figures in news)
+        for figures in news:  # one by one, so that the sum does not depend on how many come at once
+            self.cumulative += figures[0][1]
         return [self._named(figures) for figures in news]
 
     def take_prompt(self) -> list[TokenLogprobs | None] | None:

@@ -14,6 +14,7 @@ from noria.config import SamplingParams, StructuredOutputsParams
 from noria.engine.outputs import CompletionOutput, TokenLogprobs
 from noria.observe.step_clock import StepTimes
 from noria.scheduler.scheduler import SchedulerStats
+from noria.spec.stats import SpeculationStats
 
 # ------------------------------------------------------------------------------------------------ to the engine
 
@@ -99,6 +100,7 @@ class Stats(msgspec.Struct, frozen=True):
     compiles_after_warmup: int
     scheduler: SchedulerStats
     times: StepTimes
+    speculation: SpeculationStats = SpeculationStats()
 
 
 class Heartbeat(msgspec.Struct, tag=True, frozen=True):

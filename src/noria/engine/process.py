@@ -101,6 +101,7 @@ class EngineLoop:
                 self._link.send(Parts(parts))
             self._beat(at_once=not self._front.has_unfinished)
         else:
+            self._engine.check_hosts()
             self._beat(at_once=True)
         return True
 
@@ -137,7 +138,8 @@ class EngineLoop:
         if at_once or now - self._last_beat >= self._heartbeat_s:
             self._last_beat = now
             stats = EngineStats.of(self._engine)
-            self._link.send(Heartbeat(Stats(stats.steps, stats.compiles_after_warmup, stats.scheduler, stats.times)))
+            figures = (stats.steps, stats.compiles_after_warmup, stats.scheduler, stats.times, stats.speculation)
+            self._link.send(Heartbeat(Stats(*figures)))
 
 
 def _part(output: RequestOutput) -> Part:

@@ -6,25 +6,33 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import jax
 from jax.sharding import Mesh
 
+from noria.batch.buckets import rows_with_drafts
 from noria.cache.paged_cache import PagedCache
 from noria.config import EngineConfig, ModelLimits, ResolvedConfig, cache_home
 from noria.engine.core import EngineCore
+from noria.engine.devices import make_engine_mesh
+from noria.engine.draft_model import DraftModelProposer, draft_options
+from noria.engine.eagle3 import Eagle3Proposer, HeadFiles, open_head
+from noria.engine.hosts.lead import Hosts, LeadRunner
+from noria.engine.hosts.world import greet
+from noria.engine.speculation import Speculation
 from noria.engine.structured import StructuredRequests
 from noria.errors import ConfigError
 from noria.grammar.compiler import GrammarCompiler
 from noria.models.registry import build_model
-from noria.parallel.mesh import MeshShape, make_mesh, pick_devices
-from noria.runner.memory import MemoryPlan
+from noria.runner.capture import CaptureReport
+from noria.runner.memory import MemoryPlan, available_bytes
 from noria.runner.runner import ModelRunner
 from noria.runner.stored import StoredPrograms
 from noria.scheduler.scheduler import Scheduler
+from noria.spec.ngram import NgramProposer
 from noria.text.tokenizer import Tokenizer, load_tokenizer, no_tokenizer
 from noria.weights.base import Checkpoint
 from noria.weights.checkpoint import open_checkpoint
@@ -35,6 +43,10 @@ _log = logging.getLogger(__name__)
 ProgressBar = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
 
+def no_bar(stage: str) -> AbstractContextManager[Callable[[int, int], None]]:
+    return nullcontext(lambda done, total: None)
+
+
 @dataclass(frozen=True)
 class StartupReport:
     programs: int  # device programs that serving needs
@@ -42,6 +54,16 @@ class StartupReport:
     load_s: float  # reading and placing the weights
     warmup_s: float  # compiling or fetching the programs
     memory: MemoryPlan
+
+    def with_draft(self, draft: StartupReport) -> StartupReport:
+        """The sums with those of a draft model; the memory plan stays that of the target."""
+        return StartupReport(
+            self.programs + draft.programs,
+            self.compiled + draft.compiled,
+            self.load_s + draft.load_s,
+            self.warmup_s + draft.warmup_s,
+            self.memory,
+        )
 
     def __str__(self) -> str:
         return (
@@ -60,6 +82,12 @@ class Engine:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     report: StartupReport
+    hosts: Hosts | None = None  # the others, where several run the engine
+
+    def check_hosts(self) -> None:
+        """Raises EngineDeadError when one of them is gone."""
+        if self.hosts is not None:
+            self.hosts.check()
 
 
 def start(config: EngineConfig, progress: ProgressBar | None = None) -> Engine:
@@ -87,41 +115,181 @@ def compile_programs(config: EngineConfig, progress: ProgressBar | None = None) 
 
 
 def _start(config: EngineConfig, progress: ProgressBar | None, *, programs_only: bool) -> Engine:
-    bar = progress or (lambda _: nullcontext(lambda done, total: None))
-    mesh = _mesh(config)
-    platform = mesh.devices.flat[0].platform
-    path = resolve_model(config.model, config.revision, cache_home())
-    with open_checkpoint(path, config_only=config.load_format == "dummy") as checkpoint:
-        model = build_model(checkpoint.config)
-        limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
-        resolved, stored = _with_stored_programs(config.resolve(limits, platform))
+    if config.nnodes == 1:
+        return _begin(config, progress, None, programs_only)
+    if config.node_rank:
+        raise ConfigError(
+            f"node_rank {config.node_rank} follows host 0 and answers nothing itself: start it with noria serve, or "
+            "with noria.follow in Python"
+        )
+    bar = progress or no_bar
+    with bar(f"waiting for {config.nnodes - 1} other hosts at {config.master_addr}:{config.master_port}"):
+        hosts = Hosts.meet(config)
+    try:
+        return _begin(config, progress, hosts, programs_only)
+    except BaseException as error:
+        hosts.fail(error)
+        raise
+
+
+def _begin(config: EngineConfig, progress: ProgressBar | None, hosts: Hosts | None, programs_only: bool) -> Engine:
+    bar = progress or no_bar
+    if hosts is None:
+        mesh, make = make_engine_mesh(config), ModelRunner
+    else:
+        with hosts.guard():
+            mesh, make = make_engine_mesh(config), partial(LeadRunner, hosts)
+            greet(mesh)
+    path = find_model(config)
+    config, stored = _with_stored_programs(config)
+    with ExitStack() as files:
+        checkpoint = files.enter_context(open_checkpoint(path, config_only=config.load_format == "dummy"))
         tokenizer = _tokenizer(config, path)
-        dtype = _dtype(config, checkpoint, platform)
-        runner = ModelRunner(resolved, model, dtype, mesh, tokenizer.vocab_size or model.config.vocab_size)
+        head = open_head(config, files)
+        runner = build_runner(make, config, checkpoint, mesh, tokenizer.vocab_size, head)
         if stored is not None:
             stored.check(runner.origin)
         runner.profile_run()
-        source = None if config.load_format == "dummy" else checkpoint
-        begin = time.perf_counter()
-        if programs_only:
-            runner.describe_model(source)
-        else:
-            with bar("loading weights") as show:
-                runner.load_model(source, show)
-        eos = _eos_token_ids(checkpoint, tokenizer, model.config.vocab_size)
-    load_s = time.perf_counter() - begin
-    plan = runner.profile_run()  # now with what the weights really take
-    runner.initialize_kv_cache(plan.num_blocks, allocate=not programs_only)
-    with bar("compiling") as show:
-        capture = runner.capture_model(show, stored)
-    report = StartupReport(capture.programs, capture.compiled, load_s, capture.seconds, plan)
+        resolved, vocab_size, draft = runner.config, runner.model.config.vocab_size, None
+        if (options := resolved.speculation) is not None and options.method == "draft_model":
+            draft = _draft(resolved, tokenizer, runner, bar, programs_only)
+        if head is not None:
+            head.load(runner, programs_only=programs_only)
+        report = _make_ready(runner, checkpoint, bar, programs_only, stored)
+        eos = _eos_token_ids(checkpoint, tokenizer, vocab_size)
+    report = report if draft is None else report.with_draft(draft[1])
     _log.info("%s", report)
-    structured = StructuredRequests(GrammarCompiler(tokenizer, eos), model.config.vocab_size)
-    core = EngineCore(runner, _scheduler(resolved, runner, plan), structured, resolved.async_scheduling)
-    return Engine(resolved, core, tokenizer, model.config.vocab_size, eos, report)
+    structured = StructuredRequests(GrammarCompiler(tokenizer, eos), vocab_size)
+    scheduler = _scheduler(resolved, runner, report.memory)
+    speculation = _speculation(resolved, runner, scheduler, draft and draft[0])
+    core = EngineCore(runner, scheduler, structured, speculation, resolved.async_scheduling)
+    return Engine(resolved, core, tokenizer, vocab_size, eos, report, hosts)
 
 
-def _with_stored_programs(config: ResolvedConfig) -> tuple[ResolvedConfig, StoredPrograms | None]:
+def _speculation(
+    config: ResolvedConfig, runner: ModelRunner, scheduler: Scheduler, draft: DraftModelProposer | None
+) -> Speculation:
+    if (options := config.speculation) is None:
+        return Speculation(None)
+    proposer = draft or NgramProposer(options.prompt_lookup_min, options.prompt_lookup_max)
+    if runner.head is not None:
+        proposer = Eagle3Proposer(runner, scheduler.reserve)
+    return Speculation(proposer, options.num_speculative_tokens)
+
+
+def find_model(config: EngineConfig) -> Path:
+    """Where the model lies on this host. Raises WeightsError."""
+    return resolve_model(config.model, config.revision, cache_home())
+
+
+def build_runner(
+    make: Callable[..., ModelRunner],
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    mesh: Mesh,
+    num_valid_tokens: int,
+    head: HeadFiles | None = None,
+) -> ModelRunner:
+    """make: ModelRunner or a function with its arguments. num_valid_tokens: ids the tokenizer knows; 0 for all that
+    the model has. Raises ConfigError."""
+    model, platform = build_model(checkpoint.config), mesh.devices.flat[0].platform
+    limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
+    resolved = config.resolve(limits, platform)
+    dtype, valid = _dtype(config, checkpoint, platform), num_valid_tokens or limits.vocab_size
+    return make(resolved, model, dtype, mesh, valid, head and head.build(model.config))
+
+
+def load_weights_or_shapes(
+    runner: ModelRunner, checkpoint: Checkpoint, *, programs_only: bool, bar: ProgressBar = no_bar
+) -> None:
+    """Raises WeightsError."""
+    source = None if runner.config.load_format == "dummy" else checkpoint
+    if programs_only:
+        runner.describe_model(source)
+    else:
+        with bar("loading weights") as show:
+            runner.load_model(source, show)
+
+
+def _make_ready(
+    runner: ModelRunner,
+    checkpoint: Checkpoint,
+    bar: ProgressBar,
+    programs_only: bool,
+    stored: StoredPrograms | None = None,
+) -> StartupReport:
+    """Loads or describes the weights, divides the memory that is left, and compiles, or fetches what is stored."""
+    begin = time.perf_counter()
+    plan = _load(runner, checkpoint, bar, programs_only)
+    load_s = time.perf_counter() - begin
+    capture = _prepare(runner, plan.num_blocks, bar, programs_only, stored)
+    return StartupReport(capture.programs, capture.compiled, load_s, capture.seconds, plan)
+
+
+def _load(runner: ModelRunner, checkpoint: Checkpoint, bar: ProgressBar, programs_only: bool) -> MemoryPlan:
+    """Returns the plan with what the weights really take."""
+    here = lambda: load_weights_or_shapes(runner, checkpoint, programs_only=programs_only, bar=bar)
+    if isinstance(runner, LeadRunner):
+        return runner.load(here, programs_only=programs_only)
+    here()
+    return runner.profile_run()
+
+
+def _prepare(
+    runner: ModelRunner, num_blocks: int, bar: ProgressBar, programs_only: bool, stored: StoredPrograms | None
+) -> CaptureReport:
+    def here() -> CaptureReport:
+        runner.initialize_kv_cache(num_blocks, allocate=not programs_only)
+        with bar("compiling") as show:
+            return runner.capture_model(show, stored)
+
+    return runner.prepare(num_blocks, here) if isinstance(runner, LeadRunner) else here()
+
+
+def _draft(
+    config: ResolvedConfig, tokenizer: Tokenizer, target: ModelRunner, bar: ProgressBar, programs_only: bool
+) -> tuple[DraftModelProposer, StartupReport]:
+    """The draft model, ready to serve, before the target divides the memory. config, tokenizer: the target's."""
+    options, vocab_size = config.speculation, target.model.config.vocab_size
+    placement, platform = target.placement, target.platform
+    assert options is not None
+    assert options.model is not None
+    path = resolve_model(options.model, options.revision, cache_home())
+    with open_checkpoint(path, config_only=config.load_format == "dummy") as checkpoint:
+        model = build_model(checkpoint.config)
+        _check_draft(options.model, model.config.vocab_size, tokenizer, vocab_size, path)
+        own = draft_options(config, platform, available_bytes(placement.devices))
+        limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
+        try:
+            resolved = own.resolve(limits, platform)
+            dtype = _dtype(own, checkpoint, platform)
+            runner = ModelRunner(resolved, model, dtype, placement.mesh, tokenizer.vocab_size or vocab_size)
+            runner.clock = target.clock  # they keep one device busy
+            runner.profile_run()
+        except ConfigError as error:
+            raise ConfigError(f"speculative_config: the draft model {options.model}: {error}") from None
+        report = _make_ready(runner, checkpoint, bar, programs_only)
+    cache = PagedCache(runner.layout, report.memory.num_blocks, own.block_size, own.enable_prefix_caching)
+    return DraftModelProposer(runner, cache), report
+
+
+def _check_draft(name: str, draft_size: int, tokenizer: Tokenizer, vocab_size: int, path: Path) -> None:
+    """That token ids mean the same to both. Raises ConfigError."""
+    needed = tokenizer.vocab_size or vocab_size
+    if not needed <= draft_size <= vocab_size:
+        raise ConfigError(
+            f"speculative_config: the draft model {name} has a vocabulary of {draft_size} tokens, which must be no "
+            f"larger than the model's ({vocab_size}) and hold all of its tokens ({needed}); choose a draft model of "
+            "the same family"
+        )
+    if tokenizer.vocab_size and not tokenizer.has_same_tokens(load_tokenizer(path)):
+        raise ConfigError(
+            f"speculative_config: the draft model {name} has another tokenizer than the model; choose a draft model of "
+            "the same family"
+        )
+
+
+def _with_stored_programs(config: EngineConfig) -> tuple[EngineConfig, StoredPrograms | None]:
     """programs_dir says how large the cache is. Raises ConfigError when there are no programs, or for another size."""
     if config.programs_dir is None:
         return config, None
@@ -135,7 +303,8 @@ def _with_stored_programs(config: ResolvedConfig) -> tuple[ResolvedConfig, Store
 
 
 def _scheduler(config: ResolvedConfig, runner: ModelRunner, plan: MemoryPlan) -> Scheduler:
-    cache = PagedCache(runner.layout, plan.num_blocks, config.block_size, config.enable_prefix_caching)
+    lookahead = int(runner.head is not None)
+    cache = PagedCache(runner.layout, plan.num_blocks, config.block_size, config.enable_prefix_caching, lookahead)
     return Scheduler(
         cache,
         max_num_seqs=config.max_num_seqs,
@@ -143,6 +312,7 @@ def _scheduler(config: ResolvedConfig, runner: ModelRunner, plan: MemoryPlan) ->
         max_model_len=config.max_model_len,
         policy=config.scheduling_policy,
         num_scheduler_steps=config.num_scheduler_steps,
+        rows_with_drafts=rows_with_drafts(config),
     )
 
 
@@ -150,29 +320,6 @@ def _tokenizer(config: EngineConfig, model: Path) -> Tokenizer:
     if config.skip_tokenizer_init:
         return no_tokenizer()
     return load_tokenizer(Path(config.tokenizer) if config.tokenizer else model, config.chat_template)
-
-
-def _mesh(config: EngineConfig) -> Mesh:
-    """Of the first devices there are, or of those that device_order names."""
-    try:
-        devices = jax.devices(None if config.device == "auto" else config.device)
-    except RuntimeError:
-        raise ConfigError(
-            f"device {config.device}: JAX finds no such device here; it has {jax.default_backend()}"
-        ) from None
-    size, order = config.tensor_parallel_size, config.device_order
-    if size > len(devices):
-        raise ConfigError(
-            f"tensor_parallel_size ({size}) needs as many devices, but there are {len(devices)} here "
-            f"({devices[0].platform}); lower it"
-        )
-    if not order:
-        return make_mesh(MeshShape(model=size), devices[:size])
-    if len(order) != size:
-        raise ConfigError(
-            f"device_order names {len(order)} devices, but tensor_parallel_size is {size}; name one for each shard"
-        )
-    return make_mesh(MeshShape(model=size), pick_devices(devices, order), order)
 
 
 def _dtype(config: EngineConfig, checkpoint: Checkpoint, platform: str) -> str:

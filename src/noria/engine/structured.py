@@ -5,9 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from noria.grammar.matcher import Matcher
 from noria.scheduler.schedule import GrammarMasks
 
 _log = logging.getLogger(__name__)
+_NO_DRAFTS: Mapping[str, list[int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +100,34 @@ class StructuredRequests:
                 finished.append(request)
         return finished
 
-    def masks(self, requests: Iterable[Request]) -> tuple[GrammarMasks, list[Request]]:
+    def cut(self, request: Request, drafts: list[int]) -> list[int]:
+        """The drafts up to the first that the grammar refuses; none before min_tokens, where a grammar that is complete
+        ends the request by a rule of its own, see masks."""
+        if (matcher := self._matchers.get(request)) is None:
+            return drafts
+        return [] if _forbids_end(request) else drafts[: matcher.allowed(drafts)]
+
+    def masks(
+        self, requests: Iterable[Request], drafts: Mapping[str, list[int]] = _NO_DRAFTS
+    ) -> tuple[GrammarMasks, list[Request]]:
         """Of those that are not finished; and those that this finishes: their grammar turned out to be too much, or is
-        complete while min_tokens forbids every token that could end it."""
+        complete while min_tokens forbids every token that could end it. drafts: by request id; see GrammarMasks."""
         alive = [request for request in requests if not request.is_finished]
-        bitmask = np.full((len(alive), self._num_words), -1, np.int32)
-        finished = []
-        for row, request in zip(bitmask, alive):
-            matcher = self._matchers[request]
-            matcher.fill(row)
+        parts, names, finished = [np.empty((0, self._num_words), np.int32)], list[str](), []
+        for request in alive:
+            matcher, guesses = self._matchers[request], drafts.get(request.request_id, [])
+            rows = np.full((len(guesses) + 1, self._num_words), -1, np.int32)
+            matcher.fill_ahead(rows, guesses)
             if matcher.error is not None:
                 self._fail(request, _in_context(request, matcher.error))
-            elif _forbids_end(request) and matcher.allows_only_the_end(row):
+            elif _forbids_end(request) and matcher.allows_only_the_end(rows[0]):
                 request.finish(FinishReason.STOP)
             if request.is_finished:
-                row[:] = -1
+                rows[:] = -1
                 finished.append(request)
-        return GrammarMasks(tuple(request.request_id for request in alive), bitmask), finished
+            parts.append(rows)
+            names += [request.request_id] * len(rows)
+        return GrammarMasks(tuple(names), np.concatenate(parts)), finished
 
     def forget(self, requests: Iterable[Request]) -> None:
         """Of finished requests."""

@@ -39,6 +39,20 @@ class Matcher:
         if self._matcher.consume_token(token_id) and token_id in self._eos_token_ids:
             self.has_ended = True
 
+    def allowed(self, token_ids: list[int]) -> int:
+        """How many of the tokens could follow in this order, and one more after them: an end is not counted."""
+        ends = (place for place, token_id in enumerate(token_ids) if token_id in self._eos_token_ids)
+        return self._matcher.validate_tokens(token_ids[: next(ends, len(token_ids))])
+
+    def fill_ahead(self, rows: np.ndarray, token_ids: list[int]) -> None:
+        """rows: int32 [len(token_ids) + 1, W]: what may follow now, and after each of the tokens, which are allowed."""
+        for row, token_id in zip(rows, token_ids):
+            self.fill(row)
+            self._matcher.consume_token(token_id)
+        self.fill(rows[-1])
+        if token_ids:
+            self._matcher.rollback(len(token_ids))
+
     def fill(self, row: np.ndarray) -> None:
         """row: int32 [W], contiguous: bit b of word w becomes 1 where token 32 * w + b may follow."""
         words = np.zeros(self._num_words, np.int32)

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's config: one dataclass for every dense decoder, and helpers for the families' files."""
+"""Reading a checkpoint's config: one dataclass for every decoder, and helpers for the families' files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,36 @@ from typing import Any, Literal
 
 from noria.errors import WeightsError
 from noria.nn.rope import Rope, make_rope
+from noria.nn.routing import Routing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moe:
+    """The mixture of experts in place of the MLP, from layer `first_layer` on; those before it are dense."""
+
+    routing: Routing
+    experts: int  # held here: of one device, a part of those that are chosen from
+    size: int  # intermediate size of an expert
+    first_layer: int = 0
+    shared_size: int = 0  # intermediate size of the MLP that all tokens share besides
+    has_correction: bool = False  # of the scores, see Routing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mla:
+    """Sizes of multi-head latent attention, see models/mla.py."""
+
+    query_rank: int | None  # of what queries are made of; None: of the hidden states themselves
+    latent: int
+    plain: int  # of a head's query and key, the part without a position
+    rotated: int  # and the part with one
+    value: int  # of a head
+    interleaved: bool  # the two numbers that are rotated together are neighbours
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """A dense decoder-only transformer. Per-layer tuples have num_layers entries."""
+    """A decoder-only transformer. Per-layer tuples have num_layers entries."""
 
     vocab_size: int
     hidden_size: int
@@ -39,6 +64,18 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     attention_soft_cap: float | None = None
     final_soft_cap: float | None = None
+    moe: Moe | None = None
+    mla: Mla | None = None  # then there is one KV head, of head_dim latent + rotated
+
+    @property
+    def cache_planes(self) -> int:
+        """Keys and values, or what is both."""
+        return 2 if self.mla is None else 1
+
+    @property
+    def num_dense_layers(self) -> int:
+        """How many have an MLP of intermediate_size. They come first."""
+        return self.num_layers if self.moe is None else self.moe.first_layer
 
 
 class Keys:
@@ -96,6 +133,14 @@ class Keys:
         if value is not None and not isinstance(value, dict):
             raise WeightsError(f"config.json: {name} must be an object, not {value!r}")
         return value
+
+
+def moe_routing(keys: Keys, experts: int, **own: Any) -> Routing:
+    """own: sets fields of Routing. Raises WeightsError when more experts are to be chosen than there are."""
+    chosen = keys.integer("num_experts_per_tok")
+    if chosen > experts:
+        raise WeightsError(f"config.json: num_experts_per_tok ({chosen}) exceeds the {experts} experts there are")
+    return Routing(experts=experts, chosen=chosen, **own)
 
 
 def dense_config(

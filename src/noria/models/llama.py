@@ -1,11 +1,11 @@
-"""Llama 2 and 3.x, SmolLM2, and Mistral (Llama with a sliding window on every layer)."""
+"""Llama 2 and 3.x, SmolLM2, Mistral (Llama with a sliding window on every layer) and Mixtral (with experts)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from noria.models.config import DecoderConfig, Keys, dense_config
+from noria.models.config import DecoderConfig, Keys, Moe, dense_config, moe_routing
 
 
 def llama(config: Mapping[str, Any]) -> DecoderConfig:
@@ -19,7 +19,15 @@ def llama(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def mistral(config: Mapping[str, Any]) -> DecoderConfig:
+def mistral(config: Mapping[str, Any], moe: Moe | None = None) -> DecoderConfig:
     keys = Keys(config)
     window = keys.integer("sliding_window") if keys.get("sliding_window") else None
-    return dense_config(config, activations={"silu": "silu"}, windows=(window,) * keys.integer("num_hidden_layers"))
+    windows = (window,) * keys.integer("num_hidden_layers")
+    return dense_config(config, activations={"silu": "silu"}, windows=windows, moe=moe)
+
+
+def mixtral(config: Mapping[str, Any]) -> DecoderConfig:
+    keys = Keys(config)
+    experts = keys.integer("num_local_experts")
+    routing = moe_routing(keys, experts, renormalize=True)
+    return mistral(config, Moe(routing=routing, experts=experts, size=keys.integer("intermediate_size")))

@@ -9,17 +9,22 @@ from typing import Any
 from noria.errors import WeightsError
 from noria.models.config import DecoderConfig
 from noria.models.decoder import Decoder
+from noria.models.deepseek import deepseek_v2, deepseek_v3
 from noria.models.gemma3 import gemma3
-from noria.models.llama import llama, mistral
-from noria.models.qwen import qwen2, qwen3
+from noria.models.llama import llama, mistral, mixtral
+from noria.models.qwen import qwen2, qwen3, qwen3_moe
 
 ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any]], DecoderConfig]] = MappingProxyType(
     {
         "LlamaForCausalLM": llama,
         "MistralForCausalLM": mistral,
+        "MixtralForCausalLM": mixtral,
         "Qwen2ForCausalLM": qwen2,
         "Qwen3ForCausalLM": qwen3,
+        "Qwen3MoeForCausalLM": qwen3_moe,
         "Gemma3ForCausalLM": gemma3,
+        "DeepseekV2ForCausalLM": deepseek_v2,
+        "DeepseekV3ForCausalLM": deepseek_v3,
     }
 )
 

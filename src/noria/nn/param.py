@@ -22,10 +22,10 @@ from noria.ops.linear.types import DenseWeight
 class Param:
     """shape and logical axes go together; the first axis is "layers" when the weights of all layers are stacked.
 
-    source: name of the tensor in a Hugging Face checkpoint. "{layer}" in it stands for the index along the first axis:
-    the tensor of each layer is read into its own slice.
+    source: name of the tensor in a Hugging Face checkpoint. "{layer}" in it stands for the index along the first axis,
+    counted from first_layer, and "{expert}" for that along the second: each tensor is read into its own slice.
     matrix: it is only multiplied with or looked up in, so its leaf is a Weight of the linear op, which a back end may
-    pack, and not a plain array.
+    pack, and not a plain array. exact: it is never rounded to 8 bits.
     dtype: None means the dtype of the model; norms that must stay exact may name their own.
     """
 
@@ -34,6 +34,8 @@ class Param:
     source: str
     init: Literal["normal", "zeros", "ones"] = "normal"
     matrix: bool = False
+    exact: bool = False
+    first_layer: int = 0
     dtype: str | None = None
 
     def __post_init__(self) -> None:
@@ -43,6 +45,21 @@ class Param:
     @property
     def stacked(self) -> bool:
         return "{layer}" in self.source
+
+    @property
+    def stacked_axes(self) -> int:
+        """How many axes at the front count tensors."""
+        return ("{layer}" in self.source) + ("{expert}" in self.source)
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        """In the order of the stacked axes."""
+        if not self.stacked:
+            return (self.source,)
+        layers = (self.source.replace("{layer}", str(self.first_layer + index)) for index in range(self.shape[0]))
+        if self.stacked_axes == 1:
+            return tuple(layers)
+        return tuple(name.replace("{expert}", str(index)) for name in layers for index in range(self.shape[1]))
 
     def numpy_dtype(self, default: str) -> np.dtype:
         return np.dtype(jnp.dtype(self.dtype or default))
@@ -58,17 +75,20 @@ def map_params(function: Callable[[Param], Any], declaration: Any) -> Any:
 
 
 def abstract_params(declaration: Any, dtype: str) -> Any:
-    return map_params(lambda p: dense_leaf(p, jax.ShapeDtypeStruct(_leaf_shape(p), p.numpy_dtype(dtype))), declaration)
+    return map_params(
+        lambda p: dense_leaf(p, jax.ShapeDtypeStruct(dense_leaf_shape(p), p.numpy_dtype(dtype))), declaration
+    )
 
 
 def dense_leaf(param: Param, array: Any) -> Any:
     """What stands for the Param in loaded weights: the array (of its shape), or the Weight that holds it."""
     if not param.matrix:
         return array
-    return DenseWeight(array if len(array.shape) == 3 else array[None])
+    return DenseWeight(array if len(array.shape) > 2 else array[None])
 
 
-def _leaf_shape(param: Param) -> tuple[int, ...]:
+def dense_leaf_shape(param: Param) -> tuple[int, ...]:
+    """Of the array in it."""
     return (1, *param.shape) if param.matrix and not param.stacked else param.shape
 
 

@@ -19,6 +19,8 @@ _TARGETS = (
     "noria_embed",
     "noria_rotary",
     "noria_ragged_paged_attention",
+    "noria_sample",
+    "noria_score",
     "noria_uninitialized",
 )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax, tree_util
+
+from noria.ops.sums import row_sums
 
 
 @tree_util.register_dataclass
@@ -23,18 +24,6 @@ class RmsNorm:
     def __call__(self, x: jax.Array, layer: jax.Array) -> jax.Array:
         """x [..., size] normalized over its last axis, in float32."""
         wide = x.astype(jnp.float32)
-        squares = wide * wide
-        mean = lax.platform_dependent(squares, cpu=_mean_by_product, default=partial(jnp.mean, axis=-1, keepdims=True))
+        mean = row_sums(wide * wide) / x.shape[-1]
         weight = lax.dynamic_index_in_dim(self.weight, layer, keepdims=False).astype(jnp.float32)
         return wide * lax.rsqrt(mean + self.epsilon) * (weight + self.offset)
-
-
-def _mean_by_product(x: jax.Array) -> jax.Array:
-    """The mean over the last axis, as a column.
-
-    XLA's CPU code sums the rows of a plain reduction, and of a product with a vector, in an order that depends on how
-    many there are; a product with a matrix in this orientation takes every row alike (see linear).
-    """
-    size = x.shape[-1]
-    sums = lax.dot_general(x.reshape(-1, size), jnp.ones((2, size), x.dtype), (((1,), (1,)), ((), ())))
-    return sums[:, :1].reshape(*x.shape[:-1], 1) / size

@@ -83,6 +83,26 @@ def pick_devices(devices: Sequence[Any], order: Sequence[int]) -> list[Any]:
     return [by_id[device_id] for device_id in order]
 
 
+def devices_of_hosts(devices: Sequence[Any], size: int, hosts: int) -> list[Any]:
+    """The first of each host's devices, `size` of them in all, host by host. Raises ConfigError when they cannot be."""
+    by_host: dict[int, list[Any]] = {}
+    for device in devices:
+        by_host.setdefault(device.process_index, []).append(device)
+    share, rest = divmod(size, hosts)
+    if rest:
+        raise ConfigError(
+            f"{size} devices cannot be shared by {hosts} hosts (nnodes): tensor_parallel_size must be a multiple "
+            "of it, because every host runs the same programs"
+        )
+    for host in range(hosts):
+        if len(found := by_host.get(host, [])) < share:
+            raise ConfigError(
+                f"tensor_parallel_size ({size}) needs {share} devices of each of the {hosts} hosts, but host {host} "
+                f"has {len(found)}; lower it"
+            )
+    return [device for host in range(hosts) for device in by_host[host][:share]]
+
+
 def _by_slice(devices: Sequence[Any]) -> list[list[Any]]:
     slices: dict[int, list[Any]] = {}
     for device in devices:

@@ -17,12 +17,13 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from noria.ops.backends import Ops
+from noria.ops.experts.types import Choice, ExpertMatrices
 from noria.ops.linear.api import Backend
 from noria.ops.linear.types import Weight
 from noria.ops.ragged_paged_attention.api import KVCache, LayerAddress, RaggedBatch
 from noria.ops.rms_norm import RmsNorm
 from noria.parallel.placement import Placement
-from noria.parallel.rules import mesh_axes, partition
+from noria.parallel.rules import mesh_axes, num_shards, partition
 
 _WHOLE = PartitionSpec()
 
@@ -36,7 +37,13 @@ def on_mesh(ops: Ops, placement: Placement) -> Ops:
         embed=partial(_embed, ops.linear, placement),
         argmax=partial(_argmax, ops.linear, placement),
     )
-    return Ops(partial(_attention, ops, placement), linear, partial(_rotary, ops, placement))
+    return dataclasses.replace(
+        ops,
+        attention=partial(_attention, ops, placement),
+        linear=linear,
+        rotary=partial(_rotary, ops, placement),
+        experts=partial(_experts, ops, placement),
+    )
 
 
 def _each_device(placement: Placement, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
@@ -53,7 +60,7 @@ def _attention(
     placement: Placement,
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     cache: KVCache,
     batch: RaggedBatch,
     layer: LayerAddress,
@@ -93,6 +100,43 @@ def _rotary(
     heads = _by_heads(placement, "heads"), _by_heads(placement, "kv_heads")
     call = _each_device(placement, local, (*heads, *[_WHOLE] * 6), heads)
     return call(q, k, (q_norm, k_norm), cos, sin, rope, layer, rows)
+
+
+def _experts(
+    ops: Ops,
+    placement: Placement,
+    x: jax.Array,
+    matrices: ExpertMatrices,
+    layer: jax.Array,
+    rows: jax.Array,
+    choice: Choice,
+    *,
+    num_experts: int,
+    activation: str,
+    first: jax.Array | int = 0,
+) -> jax.Array:
+    """Each device computes what was chosen of its experts, with its part of their inside, for all tokens; the sum over
+    all devices is the one exchange."""
+    mesh = placement.mesh
+    axes, inner = mesh_axes("expert", mesh), mesh_axes("expert_mlp", mesh)
+    held = num_experts // num_shards("expert", mesh)
+
+    def local(x: jax.Array, matrices: ExpertMatrices, choice: Choice, layer: jax.Array, rows: jax.Array) -> jax.Array:
+        own = first + lax.axis_index(axes) * held if axes else first
+        y = ops.experts(x, matrices, layer, rows, choice, num_experts=held, activation=activation, first=own)
+        return lax.psum(y, (*axes, *inner))
+
+    def places(weight: Weight, last: tuple[str | None, str | None]) -> Any:
+        """Specs of its leaves: data, and the scale, which has one axis fewer."""
+        names = (None, "expert", *last)
+        return jax.tree.map(lambda leaf: partition(names[: leaf.ndim], leaf.shape, mesh), weight)
+
+    by_inner = partial(places, last=("expert_mlp", None))
+    specs = ExpertMatrices(
+        by_inner(matrices.gate), by_inner(matrices.up), places(matrices.down, last=(None, "expert_mlp"))
+    )
+    call = _each_device(placement, local, (_WHOLE, specs, _WHOLE, _WHOLE, _WHOLE), _WHOLE)
+    return call(x, matrices, choice, layer, rows)
 
 
 def _vocab_places(placement: Placement, table: Weight) -> tuple[Any, tuple[str, ...]]:

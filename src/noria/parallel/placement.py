@@ -32,6 +32,11 @@ class Placement:
     def is_parallel(self) -> bool:
         return len(self.devices) > 1
 
+    @property
+    def local_devices(self) -> tuple[Any, ...]:
+        """Those of this host."""
+        return tuple(device for device in self.devices if device.process_index == jax.process_index())
+
     def split(self, *dimensions: tuple[str | None, int]) -> Sharding:
         """dimensions: logical axis (None: not split) and size of each; what is left out at the end is not split."""
         if not self.is_parallel:
@@ -46,9 +51,19 @@ class Placement:
         """
 
         def one(array: Any, sharding: Sharding) -> jax.Array:
-            return jax.device_put(self._copy_kv_heads(param, array), sharding, may_alias=True)
+            return self._on_devices(self._copy_kv_heads(param, array), sharding)
 
         return self._each(param, leaf, one)
+
+    def whole(self, array: np.ndarray) -> jax.Array:
+        """Every device has all of it."""
+        return self._on_devices(array, self.replicated)
+
+    def _on_devices(self, array: Any, sharding: Sharding) -> jax.Array:
+        if sharding.is_fully_addressable:
+            return jax.device_put(array, sharding, may_alias=True)
+        host = np.asarray(array)  # of which each host takes the parts of its own devices
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
     def describe(self, param: Param, leaf: Any) -> Any:
         """The shapes, with their places, of what `put` would make of arrays of such shapes."""

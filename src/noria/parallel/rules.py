@@ -14,6 +14,7 @@ from noria.models.config import DecoderConfig
 from noria.parallel.mesh import ATTENTION_DATA, EXPERT, MODEL
 
 AnyMesh = Mesh | AbstractMesh
+# Devices along `expert` are there for models with experts, each of which is on some of them, and share all else, too.
 # Matrices of the MLP and the vocabulary are split over whatever attention leaves to them, too. An axis that is missing
 # here is one too many: what it means must be thought about.
 RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -21,9 +22,13 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "layers": (),
         "embed": (),
         "head_dim": (),
-        "heads": (MODEL,),
-        "kv_heads": (MODEL,),
+        "latent": (),
+        "heads": (EXPERT, MODEL),
+        "kv_heads": (EXPERT, MODEL),
         "mlp": (ATTENTION_DATA, EXPERT, MODEL),
+        "router": (),
+        "expert": (ATTENTION_DATA, EXPERT),
+        "expert_mlp": (MODEL,),
         "vocab": (ATTENTION_DATA, EXPERT, MODEL),
     }
 )
@@ -54,24 +59,43 @@ def partition(axes: Sequence[str | None], sizes: Sequence[int], mesh: AnyMesh) -
     return PartitionSpec(*map(one, axes, sizes))
 
 
-def check_sizes(config: DecoderConfig, tensor_parallel_size: int) -> None:
-    """Raises ConfigError when heads or the MLP cannot be split so often, with what can be."""
-    if tensor_parallel_size not in (good := possible_sizes(config)):
+def check_sizes(config: DecoderConfig, tensor_parallel_size: int, expert_parallel_size: int = 1) -> None:
+    """Raises ConfigError when heads, the MLP or the experts cannot be split so often, with what can be."""
+    moe = config.moe
+    if expert_parallel_size > 1 and moe is None:
         raise ConfigError(
-            f"tensor_parallel_size ({tensor_parallel_size}) must divide the model's {config.num_heads} attention heads "
-            f"and its intermediate_size ({config.intermediate_size}), and divide its {config.num_kv_heads} KV heads or "
-            f"be a multiple of them; possible: {', '.join(map(str, good))}"
+            f"expert_parallel_size ({expert_parallel_size}) is for models with experts, and this one has none; "
+            "use tensor_parallel_size"
+        )
+    if moe is not None and moe.experts % expert_parallel_size:
+        good = [size for size in range(1, moe.experts + 1) if moe.experts % size == 0]
+        raise ConfigError(
+            f"expert_parallel_size ({expert_parallel_size}) must divide the model's {moe.experts} experts; possible: "
+            f"{', '.join(map(str, good))}"
+        )
+    if tensor_parallel_size not in (good := possible_sizes(config, expert_parallel_size)):
+        times = "" if expert_parallel_size == 1 else f" times expert_parallel_size ({expert_parallel_size})"
+        sizes = f" and its intermediate_size ({config.intermediate_size})" if config.num_dense_layers else ""
+        inner = "" if moe is None else f" and tensor_parallel_size the {moe.size} of an expert;"
+        raise ConfigError(
+            f"tensor_parallel_size ({tensor_parallel_size}){times} must divide the model's {config.num_heads} "
+            f"attention heads{sizes}, and divide its {config.num_kv_heads} KV heads or be a multiple of them;{inner} "
+            f"possible: {', '.join(map(str, good)) or 'none'}"
         )
 
 
-def possible_sizes(config: DecoderConfig) -> tuple[int, ...]:
+def possible_sizes(config: DecoderConfig, expert_parallel_size: int = 1) -> tuple[int, ...]:
     """Of tensor_parallel_size, ascending."""
-    return tuple(size for size in range(1, config.num_heads + 1) if _divides(config, size))
+    return tuple(size for size in range(1, config.num_heads + 1) if _divides(config, size, expert_parallel_size))
 
 
-def _divides(config: DecoderConfig, size: int) -> bool:
-    kv = config.num_kv_heads
-    return not (config.num_heads % size or config.intermediate_size % size or (kv % size and size % kv))
+def _divides(config: DecoderConfig, size: int, expert_parallel_size: int) -> bool:
+    kv, devices = config.num_kv_heads, size * expert_parallel_size
+    if config.num_heads % devices or (kv % devices and devices % kv):
+        return False
+    if config.num_dense_layers and config.intermediate_size % devices:
+        return False
+    return config.moe is None or not (config.moe.size % size or config.moe.shared_size % devices)
 
 
 def kv_copies(config: DecoderConfig, mesh: AnyMesh) -> int:
@@ -86,6 +110,11 @@ def with_kv_copies(config: DecoderConfig, mesh: AnyMesh) -> DecoderConfig:
 
 def on_one_device(config: DecoderConfig, mesh: AnyMesh) -> DecoderConfig:
     """What one device has of the model that the programs see."""
+    moe = config.moe
+    if moe is not None:
+        experts, size = moe.experts // num_shards("expert", mesh), moe.size // num_shards("expert_mlp", mesh)
+        shared = moe.shared_size // num_shards("mlp", mesh)
+        moe = dataclasses.replace(moe, experts=experts, size=size, shared_size=shared)
     vocab = 1 if config.vocab_size % num_shards("vocab", mesh) else num_shards("vocab", mesh)
     return dataclasses.replace(
         config,
@@ -93,4 +122,5 @@ def on_one_device(config: DecoderConfig, mesh: AnyMesh) -> DecoderConfig:
         num_kv_heads=config.num_kv_heads // num_shards("kv_heads", mesh),
         intermediate_size=config.intermediate_size // num_shards("mlp", mesh),
         vocab_size=config.vocab_size // vocab,
+        moe=moe,
     )

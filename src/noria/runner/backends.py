@@ -10,20 +10,17 @@ from noria.models.config import DecoderConfig
 from noria.ops import native
 from noria.ops.backends import Ops
 from noria.ops.ragged_paged_attention import tpu
-from noria.ops.ragged_paged_attention.api import FULL_ATTENTION
 
 _log = logging.getLogger(__name__)
 
 
 def choose_ops(config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_dtype: str, platform: str) -> Ops:
     """model: what one device has of it. Raises ConfigError when an op cannot be had."""
-    windows = sorted({FULL_ATTENTION if window is None else window for window in model.windows})
     ops = Ops.choose(
         _attention(config, model, dtype, cache_dtype, platform),
         _choice(config, "linear_backend", dtype, platform),
         platform,
         quantize_activations=config.quantize_activations,
-        windows=tuple(windows),
     )
     if config.quantize_activations and not ops.linear.packed:
         raise ConfigError("quantize_activations needs the native linear op; leave it out, or see noria env for why")
@@ -32,11 +29,18 @@ def choose_ops(config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_d
 
 def _attention(config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_dtype: str, platform: str) -> str:
     choice = _choice(config, "attention_backend", dtype, platform)
+    if model.mla is not None:
+        if choice in ("native", "pallas"):
+            raise ConfigError(f"attention_backend {choice} does not compute latent attention; use auto or xla")
+        if choice == "auto" and platform == "tpu":
+            _log.warning("attention runs without a kernel, so slowly: there is none for latent attention")
+        return "xla" if choice == "auto" else choice
     if choice not in ("auto", "pallas"):
         return choice
+    heads = model.num_kv_heads, model.head_dim
     why = (
         f"it needs a TPU, not {platform}" if platform != "tpu"
-        else tpu.unsupported(model.num_kv_heads, model.head_dim, dtype, cache_dtype)
+        else tpu.unsupported(*heads, dtype, cache_dtype, config.block_size, _num_blocks(config))
     )  # fmt: skip
     if choice == "auto":
         if why is not None and platform == "tpu":
@@ -47,22 +51,32 @@ def _attention(config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_d
     return choice
 
 
+def _num_blocks(config: ResolvedConfig) -> int:
+    return -(-config.max_model_len // config.block_size)
+
+
 def _choice(config: ResolvedConfig, option: str, dtype: str, platform: str) -> str:
-    """Of an op that has a native back end, which computes in float32 and bfloat16, on CPUs, on one device.
+    """Of an op that has a native back end, which computes in float32 and bfloat16, on CPUs, on one device; and of the
+    linear op's kernels for TPUs, which know one device, too.
 
     option: the name of its option. Raises ConfigError when native was asked for in vain.
     """
-    choice, is_parallel = getattr(config, option), config.tensor_parallel_size > 1
+    choice, is_parallel = getattr(config, option), config.num_devices > 1
     if choice == "auto" and platform == "cpu":
         return "xla" if dtype == "float16" or is_parallel else choice
     if choice == "native":
         why = (
             f"it needs a CPU, not {platform}" if platform != "cpu"
             else "it does not compute in float16" if dtype == "float16"
-            else "it runs on one device, so not with tensor_parallel_size" if is_parallel
+            else "it runs on one device, so not with tensor_parallel_size or expert_parallel_size" if is_parallel
             else None if native.available()
             else f"the library is {native.status()}"
         )  # fmt: skip
         if why is not None:
             raise ConfigError(f"{option} native cannot be used: {why}; use auto or xla")
+    if choice == "pallas" and option == "linear_backend" and (platform != "tpu" or is_parallel):
+        why = f"it needs a TPU, not {platform}"
+        if is_parallel:
+            why = "it runs on one device, so not with tensor_parallel_size"
+        raise ConfigError(f"{option} pallas cannot be used: {why}; use auto or xla")
     return choice

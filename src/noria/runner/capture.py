@@ -114,6 +114,10 @@ def made_up_steps(
         total = min(size, max_num_batched_tokens, shape.num_rows * max_model_len)
         full, rest = divmod(total, max_model_len)
         yield made_up_step([max_model_len] * full + [rest] * (rest > 0), shape, buckets, max_model_len)
+    for size in sorted({*buckets.with_drafts} - {*buckets.requests}):
+        ones, drafts = [1] * shape.num_rows, size - shape.num_rows
+        for params in (_WARM_UP_PARAMS, _SHAPED):
+            yield made_up_step(ones, shape, buckets, max_model_len, params=params, num_drafts=drafts)
     for size in buckets.requests:
         yield made_up_step([1] * size, shape, buckets, max_model_len)
         yield made_up_step([1] * size, shape, buckets, max_model_len, params=_SHAPED)
@@ -131,11 +135,12 @@ def made_up_step(
     num_steps: int = 1,
     blocks: MadeUpBlocks | None = None,
     params: SamplingParams = _WARM_UP_PARAMS,
+    num_drafts: int = 0,
 ) -> StepInputs:
     """A step in which each of len(counts) requests computes so many tokens after num_computed ones.
 
     num_steps: more than 1 for a burst, in which each computes one token as many times. blocks: gives every request
-    blocks of its own, as long as there are some; None: all are the null block.
+    blocks of its own, as long as there are some; None: all are the null block. num_drafts: of all requests together.
     """
     batch = PersistentBatch(shape, max_model_len)
     requests = [
@@ -154,7 +159,13 @@ def made_up_step(
         for index, count in enumerate(counts)
     ]
     scheduled = {request.request_id: count * num_steps for request, count in zip(requests, counts)}
-    schedule = Schedule(new_requests=tuple(requests), num_scheduled_tokens=scheduled, num_steps=num_steps)
+    drafts: dict[str, list[int]] = {}
+    for index in range(num_drafts):
+        drafts.setdefault(str(index % len(counts)), []).append(0)
+        scheduled[str(index % len(counts))] += 1
+    schedule = Schedule(
+        new_requests=tuple(requests), num_scheduled_tokens=scheduled, num_steps=num_steps, draft_token_ids=drafts
+    )
     batch.apply(schedule)
     return pack(schedule, batch, buckets)
 

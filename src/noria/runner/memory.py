@@ -54,13 +54,21 @@ def plan_memory(
     activation_dtype_bytes: int,
     cache_dtype: str,
     on_cpu: bool,
+    layer_block_bytes: int | None = None,
+    head_block_bytes: int = 0,
+    head_activations: int = 0,
 ) -> MemoryPlan:
-    """model, weights: what one device has of them.
+    """model, weights: what one device has of them. layer_block_bytes: of one block in one layer slot; None: of the form
+    that most attention back ends use. head_block_bytes, head_activations: what a draft head adds to a block of the pool
+    and to the largest step; its weights are among `weights`.
 
     Raises ConfigError when the pool cannot hold one request of max_model_len tokens."""
-    per_layer = KVCache.bytes_per_block(config.block_size, model.num_kv_heads, model.head_dim, cache_dtype)
-    block_bytes = per_layer * layout.slots
-    activations = activation_bytes(config, model, activation_dtype_bytes)
+    per_layer = layer_block_bytes
+    if per_layer is None:
+        sizes = (config.block_size, model.num_kv_heads, model.head_dim)
+        per_layer = KVCache.bytes_per_block(*sizes, cache_dtype, model.cache_planes)
+    block_bytes = per_layer * layout.slots + head_block_bytes
+    activations = activation_bytes(config, model, activation_dtype_bytes) + head_activations
     chunk = min(config.max_num_batched_tokens, config.max_model_len)
     one_request = blocks_for_request(layout, config.max_model_len, config.block_size, chunk)
     smallest = one_request + 1  # the null block
@@ -100,14 +108,18 @@ def activation_bytes(config: ResolvedConfig, model: DecoderConfig, dtype_bytes: 
     """
     buckets = Buckets.of(config)
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    per_token = 4 * (4 * model.hidden_size + 3 * model.intermediate_size) + 2 * dtype_bytes * heads
+    inside = 3 * model.intermediate_size if model.num_dense_layers else 0
+    if model.moe is not None:
+        # Of each chosen expert a row that goes in, one that comes out, and what is between.
+        inside = max(inside, model.moe.routing.chosen * (3 * model.moe.size + 2 * model.hidden_size))
+    per_token = 4 * (4 * model.hidden_size + inside) + 2 * dtype_bytes * heads
     # float32 logits and what the sampler makes of them: biased, penalized, scaled, noise, keys, masks (XLA's CPU
     # compiler reserves 11 of that size, 10 without shaping); and the two tables, made when a shaped request comes.
     # A mask of a grammar has a bit per token; there are three at a time at most.
     per_row = (12 + 2) * 4 * model.vocab_size + 3 * model.vocab_size // 8
     return (
         (buckets.tokens[-1] + PREFILL_TOKENS) * per_token
-        + buckets.requests[-1] * per_row
+        + buckets.num_logit_rows * per_row
         + _attention_tile_bytes(model, dtype_bytes)
     )
 

@@ -17,19 +17,18 @@ from noria.batch.buckets import Buckets
 from noria.batch.inputs import BatchShape
 from noria.batch.pack import StepInputs, pack
 from noria.batch.persistent import PersistentBatch
-from noria.cache.layout import CacheLayout, plan_layout
+from noria.cache.layout import BlockIds, CacheLayout, plan_layout
 from noria.config import ResolvedConfig, SamplingParams
-from noria.errors import ConfigError
 from noria.models.config import DecoderConfig
 from noria.models.decoder import Decoder
-from noria.nn.param import Param, abstract_params, dense_leaf, random_params
+from noria.models.eagle3 import Eagle3Head
 from noria.observe.step_clock import StepClock
 from noria.ops import native
-from noria.ops.linear.types import DenseWeight, PackedWeight
 from noria.ops.ragged_paged_attention.api import KVCache
+from noria.ops.ragged_paged_attention.tpu_lines import Lines
 from noria.parallel.ops import on_mesh
 from noria.parallel.placement import Placement
-from noria.parallel.rules import check_sizes, on_one_device, with_kv_copies
+from noria.parallel.rules import check_sizes, num_shards, on_one_device, with_kv_copies
 from noria.runner.backends import choose_ops
 from noria.runner.capture import (
     CaptureReport,
@@ -39,17 +38,18 @@ from noria.runner.capture import (
     made_up_steps,
     use_compile_cache,
 )
+from noria.runner.draft_head import HeadRunner
 from noria.runner.memory import MemoryPlan, available_bytes, plan_memory
 from noria.runner.pack_weights import MatrixForm
 from noria.runner.results import SampledTokens
 from noria.runner.shaper import Jobs, Shaper
 from noria.runner.stored import StoredPrograms, origin_of
+from noria.runner.weights import WeightPlace, check_rounding
 from noria.runner.work import WorkModel
 from noria.scheduler.schedule import GrammarMasks, Schedule
 from noria.step.decode import DecodeProgram
 from noria.step.programs import StepPrograms
 from noria.weights.base import Checkpoint
-from noria.weights.load import Tensors, abstract_weights, load_weights
 
 
 class ModelRunner:
@@ -61,12 +61,20 @@ class ModelRunner:
     burst execute_model dispatches everything.
     """
 
-    def __init__(self, config: ResolvedConfig, model: Decoder, dtype: str, mesh: Mesh, num_valid_tokens: int) -> None:
-        """dtype: of weights and activations. num_valid_tokens: ids the tokenizer knows.
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        model: Decoder,
+        dtype: str,
+        mesh: Mesh,
+        num_valid_tokens: int,
+        head: Eagle3Head | None = None,
+    ) -> None:
+        """dtype: of weights and activations. num_valid_tokens: ids the tokenizer knows. head: one that drafts.
 
         Raises ConfigError when the model cannot be split over the mesh, or an op cannot be had.
         """
-        check_sizes(model.config, config.tensor_parallel_size)
+        check_sizes(model.config, config.tensor_parallel_size, config.expert_parallel_size)
         self.config = config
         self.placement = Placement(mesh, model.config)
         self._checkpoint_model = model  # KV heads as the checkpoint has them
@@ -76,19 +84,26 @@ class ModelRunner:
         self.cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         ops = choose_ops(config, self._model_on_one, dtype, self.cache_dtype, self.platform)
         self._ops = on_mesh(ops, self.placement)
-        self._matrices = MatrixForm(ops.linear.packed, config.quantization)
+        self._place = WeightPlace(MatrixForm(ops.linear.packed, config.quantization), dtype, self.placement)
         self.layout: CacheLayout = plan_layout(model.config.windows)
         self.buckets = Buckets.of(config)
         blocks = -(-config.max_model_len // config.block_size)
-        self.shape = BatchShape(self.buckets.requests[-1], self.layout.num_groups, blocks)
+        rows = self.buckets.requests[-1]
+        num_drafts = self.buckets.num_logit_rows - rows
+        self.shape = BatchShape(rows, self.layout.num_groups, blocks, num_drafts, head is not None)
         self.batch = PersistentBatch(self.shape, config.max_model_len)
         self._num_valid_tokens = min(num_valid_tokens, model.config.vocab_size)
         self._programs = Programs(config.strict_compile)
         self.clock = StepClock()
         self._weights: Any = None
         self._cache: KVCache | None = None
-        self._sampled: Any = None  # [max_num_seqs] int32: tokens of the last step that sampled, on the device
-        self._states: Any = None  # [T, E]: hidden states of all tokens of the last forward pass
+        self._sampled: Any = None  # [L] int32: tokens of the last step that sampled, on the device
+        # Of all tokens of the last forward pass: hidden states [T, E], and those that the head wants.
+        self._states: Any = None
+        self._wanted_states: Any = None
+        self.head = head and HeadRunner(
+            head, config, self._place, self.layout, self.cache_dtype, self._programs, self.clock
+        )
         self._shaper: Any = None
         self._forward: Any = None
         self._sample: Any = None
@@ -111,38 +126,14 @@ class ModelRunner:
 
     def load_model(self, checkpoint: Checkpoint | None, progress: Callable[[int, int], None] | None = None) -> None:
         """From a checkpoint, or, when there is none, random weights."""
-        declaration, put = self._checkpoint_model.declaration(), self.placement.put
-        if checkpoint is None:
-            with jax.default_device(self.placement.devices[0]):
-                weights = random_params(declaration, self.dtype, self.config.seed or 0)
-            if not self._matrices.is_plain:
-                weights = _map_weights(self._matrices.convert, weights)
-            weights = self.placement.map(put, declaration, weights)
-        else:
-
-            def place(buffer: np.ndarray, param: Param) -> Any:
-                return put(param, dense_leaf(param, buffer))
-
-            def pack(param: Param, tensors: Tensors) -> Any:
-                return put(param, self._matrices.load(param, tensors))
-
-            make = None if self._matrices.is_plain else pack
-            weights = load_weights(checkpoint, declaration, self.dtype, place, progress, make)
-        _check_rounding(self.config, weights)
-        self._weights = weights
+        declaration = self._checkpoint_model.declaration()
+        self._weights = self._place.load(declaration, checkpoint, self.config.seed or 0, progress)
+        check_rounding(self.config, self._weights)
 
     def describe_model(self, checkpoint: Checkpoint | None) -> None:
         """In place of load_model where only the programs are wanted: the shapes of what it would load."""
-        declaration = self._checkpoint_model.declaration()
-        if checkpoint is None:
-            weights = abstract_params(declaration, self.dtype)
-            if not self._matrices.is_plain:
-                weights = _map_weights(self._matrices.abstract_converted, weights)
-        else:
-            make = None if self._matrices.is_plain else self._matrices.abstract
-            weights = abstract_weights(checkpoint, declaration, self.dtype, make)
-        _check_rounding(self.config, weights)
-        self._weights = self.placement.map(self.placement.describe, declaration, weights)
+        self._weights = self._place.describe(self._checkpoint_model.declaration(), checkpoint)
+        check_rounding(self.config, self._weights)
 
     def profile_run(self, available: int | None = None) -> MemoryPlan:
         """How a device's memory is divided. Raises ConfigError when one request of max_model_len does not fit.
@@ -150,25 +141,33 @@ class ModelRunner:
         May be called before load_model, when the weights count as if none stayed packed. available: bytes that a
         device has for the engine; None: those that are free now, of which memory_utilization is a share.
         """
-        declaration = self._checkpoint_model.declaration()
-        shapes = self._weights
+        shapes, head = self._weights, self.head
         if shapes is None:
-            describe = self.placement.describe
-            shapes = self.placement.map(describe, declaration, abstract_params(declaration, self.dtype))
+            shapes = self._place.plain_shapes(self._checkpoint_model.declaration())
         if available is None:
-            loaded = [leaf for leaf in jax.tree.leaves(self._weights) if isinstance(leaf, jax.Array)]
-            free = available_bytes(self.placement.devices) + self.placement.bytes_on_one(loaded)
+            known = jax.tree.leaves((self._weights, head and head.weights))
+            loaded = [leaf for leaf in known if isinstance(leaf, jax.Array)]
+            free = available_bytes(self.placement.local_devices) + self.placement.bytes_on_one(loaded)
             available = int(free * self.config.memory_utilization)
         return plan_memory(
             self.config,
             self._model_on_one,
             self.layout,
             available=available,
-            weights=self.placement.bytes_on_one(shapes),
+            weights=self.placement.bytes_on_one(shapes) + (head.weight_bytes if head else 0),
             activation_dtype_bytes=jnp.dtype(self.dtype).itemsize,
             cache_dtype=self.cache_dtype,
             on_cpu=self.platform == "cpu",
+            layer_block_bytes=None if self._lines is None else self._lines.bytes_per_block(self.config.block_size),
+            head_block_bytes=head.block_bytes if head else 0,
+            head_activations=head.activation_bytes(self.buckets) if head else 0,
         )
+
+    @property
+    def _lines(self) -> Lines | None:
+        """How the cache lies where the attention wants it in lines."""
+        c = self._model_on_one
+        return Lines(c.num_kv_heads, c.head_dim, self.cache_dtype) if self._ops.cache_in_lines else None
 
     @property
     def _model_on_one(self) -> DecoderConfig:
@@ -176,21 +175,26 @@ class ModelRunner:
 
     def get_kv_cache_spec(self, num_blocks: int) -> KVCache:
         """Shapes of the cache arrays, with their places."""
+        if self._lines is not None:
+            devices = num_shards("kv_heads", self.placement.mesh)
+            spec = self._lines.abstract(self.layout.slots * num_blocks, self.config.block_size, devices)
+            return self.placement.cache(spec)
         c = self.model.config
         sizes = (self.layout.slots * num_blocks, self.config.block_size, c.num_kv_heads, c.head_dim)
-        return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, on_cpu=self.platform == "cpu"))
+        form = {"planes": c.cache_planes, "as_bits": self.platform == "cpu"}
+        return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, **form))
 
     def initialize_kv_cache(self, num_blocks: int, *, allocate: bool = True) -> None:
         """num_blocks: of the pool, the null block included. allocate: false where only the programs are wanted."""
         spec, whole = self.get_kv_cache_spec(num_blocks), self.placement.replicated
-        self._sampled = jax.ShapeDtypeStruct((self.shape.num_rows,), jnp.int32, sharding=whole)
+        self._sampled = jax.ShapeDtypeStruct((self.shape.num_logit_rows,), jnp.int32, sharding=whole)
         if not allocate:
             self._cache = spec
         else:
             zeros = lambda shapes: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype, device=s.sharding), shapes)
             self._sampled = zeros(self._sampled)
             on_cpu = self.platform == "cpu" and native.available() and not self.placement.is_parallel
-            with jax.default_device(self.placement.devices[0]):
+            with jax.default_device(self.placement.local_devices[0]):
                 self._cache = native.uninitialized(spec) if on_cpu else zeros(spec)
         steps = StepPrograms(
             model=self.model,
@@ -201,15 +205,17 @@ class ModelRunner:
             ops=self._ops,
             max_logprobs=self.config.max_logprobs,
             processed_logprobs=self.config.logprobs_mode == "processed_logprobs",
+            wanted_states=self.head.head.config.states if self.head else (),
         )
+        head = self.head and self.head.initialize(steps, num_blocks, allocate=allocate)
         self._shaper = Shaper(steps, self._programs, self.placement, self.dtype, self.clock)
         places = jax.tree.map(lambda leaf: leaf.sharding, spec)
-        self._forward = jax.jit(steps.forward, donate_argnums=1, out_shardings=(places, whole, whole))
+        self._forward = jax.jit(steps.forward, donate_argnums=1, out_shardings=(places, whole, whole, whole))
         self._sample = jax.jit(steps.sample, out_shardings=whole)
         # Rounded up, because to compile takes long: neighbouring values of the option share their programs.
         max_steps = max(8, 1 << (self.config.num_scheduler_steps - 1).bit_length())
-        decode = DecodeProgram(steps, max_steps).decode
-        self._decode = jax.jit(decode, donate_argnums=1, out_shardings=(places, whole, whole))
+        decode = DecodeProgram(steps, max_steps, head).decode
+        self._decode = jax.jit(decode, donate_argnums=(1, 5), out_shardings=(places, whole, whole, whole))
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -235,6 +241,8 @@ class ModelRunner:
             else:
                 jobs["forward", inputs.num_tokens] = self._forward_job(inputs)
                 jobs["sample", inputs.num_rows] = self._sample_job(inputs)
+        if self.head:
+            jobs |= self.head.jobs(self._weights.embedding, steps, self.batch, self.buckets)
         return jobs | self._shaper.jobs(self._weights, steps)
 
     def execute_model(self, schedule: Schedule) -> tuple[str, ...]:
@@ -263,38 +271,52 @@ class ModelRunner:
             outputs = self._sampled
         else:
             if inputs.shaping is not None:
-                mask = None if masks is None else self._mask(request_ids, inputs.num_rows, masks)
+                mask = None if masks is None else self._mask(request_ids, inputs, masks)
                 outputs, scores = self._shaper.sample(self._weights, outputs, self._sampled, inputs, mask)
-                self._sampled = outputs
             elif not inputs.is_burst:
-                self._sampled = outputs = self.sample(inputs, outputs)
+                outputs = self.sample(inputs, outputs)
+            if not inputs.is_burst and inputs.places is None:  # with drafts the next step has all tokens from the host
+                self._sampled = outputs
             outputs.copy_to_host_async()
             expected = self.batch.expect(inputs.rows[sources], sources, inputs.steps[sources])
+        if self.head and not inputs.is_burst:
+            self.head.follow(self._weights.embedding, self._wanted_states, outputs, inputs)
         if inputs.prompt is not None:
             prompt = self._shaper.score_prompt(self._weights, self._states, inputs.prompt)
         return SampledTokens(
-            self.batch, request_ids, sources, expected, outputs, self.clock, scores, inputs.num_logprobs, prompt
+            self.batch,
+            request_ids,
+            sources,
+            expected,
+            outputs,
+            self.clock,
+            scores,
+            inputs.num_logprobs,
+            prompt,
+            None if inputs.places is None else inputs.places[:, sources],
         )
 
-    def _mask(self, request_ids: tuple[str, ...], num_rows: int, masks: GrammarMasks) -> np.ndarray:
-        """In the order of the step's rows."""
-        mask = np.full((num_rows, self._shaper.mask_width), -1, np.int32)
-        places = {request_id: place for place, request_id in enumerate(request_ids)}
+    def _mask(self, request_ids: tuple[str, ...], inputs: StepInputs, masks: GrammarMasks) -> np.ndarray:
+        """In the order of the rows of the head pass."""
+        mask = np.full((inputs.num_rows, self._shaper.mask_width), -1, np.int32)
+        first = range(len(request_ids)) if inputs.places is None else inputs.places[0].tolist()
+        places = dict(zip(request_ids, first))
         for request_id, words in zip(masks.request_ids, masks.bitmask, strict=True):
             mask[places[request_id]] = words
+            places[request_id] += 1
         return mask
 
     def forward(self, inputs: StepInputs) -> jax.Array:
-        """Dispatches the forward program alone: it writes the cache and yields hidden states [max_num_seqs, E]."""
+        """Dispatches the forward program alone: it writes the cache and yields hidden states [L, E]."""
         key, job = ("forward", inputs.num_tokens), self._forward_job(inputs)
         self.clock.dispatching()
         arguments = (self._weights, self._cache, self._sampled, inputs.forward)
-        self._cache, hidden, self._states = self._programs.call(key, job, *arguments)
+        self._cache, hidden, self._states, self._wanted_states = self._programs.call(key, job, *arguments)
         self.clock.dispatched(hidden)
         return hidden
 
     def sample(self, inputs: StepInputs, hidden: jax.Array) -> jax.Array:
-        """Dispatches the program of head and sampler alone: token ids [max_num_seqs]."""
+        """Dispatches the program of head and sampler alone: token ids [L]."""
         key, job = ("sample", inputs.num_rows), self._sample_job(inputs)
         self.clock.dispatching()
         token_ids = self._programs.call(key, job, self._weights, hidden, inputs.sample)
@@ -305,10 +327,19 @@ class ModelRunner:
         """Dispatches a whole burst: token ids [DecodeProgram.max_steps, max_num_seqs]."""
         key, job = ("decode", inputs.num_rows), self._decode_job(inputs)
         arguments = (self._weights, self._cache, self._sampled, inputs.forward, inputs.sample)
+        if self.head:
+            arguments += (self.head.state, self.head.weights, inputs.head)
         self.clock.dispatching()
-        self._cache, self._sampled, token_ids = self._programs.call(key, job, *arguments)
+        self._cache, self._sampled, token_ids, state = self._programs.call(key, job, *arguments)
         self.clock.dispatched(token_ids)
+        if self.head:
+            self.head.state = state
         return token_ids
+
+    def draft(self, wanted: dict[str, tuple[int, BlockIds]]) -> dict[str, list[int]]:
+        """See HeadRunner.draft."""
+        assert self.head is not None
+        return self.head.draft(self._weights.embedding, wanted, self.batch, self.buckets)
 
     def made_up_step(self, counts: Sequence[int], num_computed: int = 0, num_steps: int = 1) -> StepInputs:
         """Inputs of greedy requests with blocks of their own, for measurements with forward, sample and decode.
@@ -332,7 +363,8 @@ class ModelRunner:
     def work_model(self) -> WorkModel:
         """What a device must read and compute at least in the steps of this model. After load_model."""
         c = self._model_on_one
-        block = KVCache.bytes_per_block(self.config.block_size, c.num_kv_heads, c.head_dim, self.cache_dtype)
+        sizes = (self.config.block_size, c.num_kv_heads, c.head_dim)
+        block = KVCache.bytes_per_block(*sizes, self.cache_dtype, c.cache_planes)
         weights = self.placement.shapes_on_one(self._weights)
         return WorkModel(c, weights, block / self.config.block_size)
 
@@ -341,7 +373,9 @@ class ModelRunner:
         self._programs.close()
         if self._shaper is not None:
             self._shaper.close()
-        self._weights = self._cache = self._sampled = self._states = self._executed = None
+        if self.head:
+            self.head.close()
+        self._weights = self._cache = self._sampled = self._states = self._wanted_states = self._executed = None
         self._forward = self._sample = self._decode = None
 
     def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:
@@ -350,24 +384,10 @@ class ModelRunner:
 
     def _decode_job(self, inputs: StepInputs) -> Callable[[], Any]:
         packed = self.placement.host((inputs.forward, inputs.sample))
-        return lambda: self._decode.lower(self._weights, self._cache, self._sampled, *packed)
+        head = (self.head.state, self.head.weights, self.placement.host(inputs.head)) if self.head else ()
+        return lambda: self._decode.lower(self._weights, self._cache, self._sampled, *packed, *head)
 
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        rows = jax.ShapeDtypeStruct((self.shape.num_rows, self.model.config.hidden_size), self.dtype)
+        rows = jax.ShapeDtypeStruct((self.shape.num_logit_rows, self.model.config.hidden_size), self.dtype)
         arguments = self.placement.host((rows, inputs.sample))
         return lambda: self._sample.lower(self._weights, *arguments)
-
-
-def _check_rounding(config: ResolvedConfig, weights: Any) -> None:
-    """Raises ConfigError when activations are to be rounded and no weight is of a kind that they are rounded for."""
-    leaves = jax.tree.leaves(weights, is_leaf=lambda leaf: isinstance(leaf, PackedWeight))
-    if config.quantize_activations and not any(isinstance(leaf, PackedWeight) and leaf.has_codes for leaf in leaves):
-        raise ConfigError(
-            "quantize_activations would change nothing, because no matrix of this model is quantized; "
-            "add quantization int8, use a quantized GGUF file, or leave it out"
-        )
-
-
-def _map_weights(function: Callable[[DenseWeight], Any], weights: Any) -> Any:
-    is_weight = lambda leaf: isinstance(leaf, DenseWeight)
-    return jax.tree.map(lambda leaf: function(leaf) if is_weight(leaf) else leaf, weights, is_leaf=is_weight)

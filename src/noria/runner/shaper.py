@@ -34,14 +34,14 @@ class Shaper:
         self._programs = programs
         self._clock = clock
         self._dtype = dtype
-        self._num_rows = rows
+        self._num_logit_rows = steps.shape.num_logit_rows
         self._prompt_rows = min(_PROMPT_ROWS, rows)
         self._placement = placement
         by_token = placement.split((None, rows), ("vocab", self._config.vocab_size))
         shapes = Tables.abstract(rows, self._config.vocab_size)
         on_device = partial(jax.ShapeDtypeStruct, sharding=by_token)
         self._shapes: Tables = jax.tree.map(lambda shape: on_device(shape.shape, shape.dtype), shapes)
-        self._sampled = placement.host(jax.ShapeDtypeStruct((rows,), jnp.int32))
+        self._sampled = placement.host(jax.ShapeDtypeStruct((steps.shape.num_logit_rows,), jnp.int32))
         self._tables: Tables | None = None
         self._open_masks: dict[int, jax.Array] = {}  # by request bucket
         self.mask_width = mask_width(self._config.vocab_size)
@@ -74,7 +74,7 @@ class Shaper:
     def sample(
         self, weights: Any, hidden: jax.Array, sampled: jax.Array, inputs: StepInputs, mask: np.ndarray | None
     ) -> tuple[jax.Array, jax.Array]:
-        """Dispatches StepPrograms.sample_shaped: token ids [max_num_seqs], and scores of the step's rows.
+        """Dispatches StepPrograms.sample_shaped: token ids, and scores of the rows of the head pass.
 
         mask: int32 [R, W], see apply_mask; None where no row has a grammar.
         """
@@ -114,7 +114,7 @@ class Shaper:
         """One that allows everything, kept on the device: steps without a grammar upload none."""
         if num_rows not in self._open_masks:
             ones = np.full((num_rows, self.mask_width), -1, np.int32)
-            self._open_masks[num_rows] = jax.device_put(ones, self._placement.replicated)
+            self._open_masks[num_rows] = self._placement.whole(ones)
         return self._open_masks[num_rows]
 
     def _take_tables(self) -> Tables:
@@ -133,7 +133,7 @@ class Shaper:
     def _sample_job(self, weights: Any, inputs: StepInputs) -> Callable[[], Any]:
         mask = jax.ShapeDtypeStruct((inputs.num_rows, self.mask_width), jnp.int32)
         packed = self._placement.host((inputs.sample, inputs.shaping, mask))
-        arguments = (weights, self._states(self._num_rows), self._shapes, self._sampled, *packed)
+        arguments = (weights, self._states(self._num_logit_rows), self._shapes, self._sampled, *packed)
         return lambda: self._sample.lower(*arguments)
 
     def _pick_job(self, num_tokens: int) -> Callable[[], Any]:

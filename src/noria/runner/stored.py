@@ -26,6 +26,7 @@ _MANIFEST = "manifest.json"
 _ROOMS = ("batch", "models", "nn", "ops", "parallel", "runner", "step")  # whose code is in the programs
 _OPTIONS = (
     "tensor_parallel_size",
+    "expert_parallel_size",
     "device_order",
     "max_model_len",
     "max_num_seqs",
@@ -34,6 +35,7 @@ _OPTIONS = (
     "extra_token_buckets",
     "block_size",
     "num_scheduler_steps",
+    "speculative_config",
     "quantization",
     "quantize_activations",
     "attention_backend",

@@ -28,7 +28,8 @@ class Work:
 class WorkModel:
     """Counts for one model and the way its weights and cache are stored.
 
-    Reads: every weight of the layers once per forward pass, the head once per pass of the sampler, the keys and values
+    Reads: every weight of the layers once per forward pass, of experts those that are chosen when each token chooses
+    at random; the head once per pass of the sampler, the keys and values
     that a row sees once per row. Arithmetic: 2 operations per matrix parameter and token, 2 per parameter of the head
     and row that samples, and attention's 4 per head, element and pair of query and visible key. Norms, rotations,
     activations, sampling and padding count nothing.
@@ -38,11 +39,24 @@ class WorkModel:
         """weights: arrays or shapes. cache_token_bytes: of one token in one layer."""
         self._model = model
         self._cache_token_bytes = cache_token_bytes
-        self._layer_bytes = _bytes((weights.norms, weights.matrices, weights.final_norm))
+        self._layer_bytes = _bytes((weights.norms, weights.matrices, weights.mla, weights.final_norm))
+        self._expert_bytes = 0
+        if weights.experts is not None:
+            self._expert_bytes = _bytes(weights.experts.matrices)
+            self._layer_bytes += _bytes(weights.experts) - self._expert_bytes
         self._head_bytes = _bytes(weights.embedding if weights.head is None else weights.head)
-        heads, kv_heads = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-        per_layer = model.hidden_size * (2 * heads + 2 * kv_heads + 3 * model.intermediate_size)
-        self._matrix_parameters = model.num_layers * per_layer
+        parameters = model.num_layers * _attention_parameters(model)
+        parameters += model.num_dense_layers * 3 * model.hidden_size * model.intermediate_size
+        self._missed = 0.0  # share of the experts that a token does not choose
+        if (moe := model.moe) is not None:
+            routing, layers = moe.routing, model.num_layers - model.num_dense_layers
+            self._missed = 1 - routing.chosen / routing.experts
+            here = routing.chosen * moe.experts / routing.experts  # on average, of the experts of this device
+            inner = here * moe.size + moe.shared_size
+            parameters += layers * model.hidden_size * (routing.experts + 3 * inner)
+        self._matrix_parameters = parameters  # that a token is multiplied with
+        values = model.head_dim if model.mla is None else model.mla.latent
+        self._pair_flops = 2.0 * model.num_heads * (model.head_dim + values)
         self._windows: Mapping[int | None, int] = {w: model.windows.count(w) for w in model.windows}
 
     def forward(self, rows: Iterable[tuple[int, int]]) -> Work:
@@ -53,10 +67,11 @@ class WorkModel:
             for window, layers in self._windows.items():
                 keys += layers * _keys(computed, count, window)
                 pairs += layers * _pairs(computed, count, window)
-        c = self._model
         return Work(
-            bytes_read=self._layer_bytes + keys * self._cache_token_bytes,
-            flops=2.0 * self._matrix_parameters * tokens + 4.0 * c.num_heads * c.head_dim * pairs,
+            bytes_read=self._layer_bytes
+            + self._expert_bytes * (1 - self._missed**tokens)
+            + keys * self._cache_token_bytes,
+            flops=2.0 * self._matrix_parameters * tokens + self._pair_flops * pairs,
             steps=1,
         )
 
@@ -83,7 +98,8 @@ class WorkModel:
             # A row samples when all of its prompt is computed.
             ends = [computed[request_id] + count >= lengths[request_id] for request_id, count in scheduled.items()]
             rows = [(computed[request_id], count) for request_id, count in scheduled.items()]
-            total += self.forward(rows) + self.sample(sum(ends))
+            num_drafts = sum(map(len, schedule.draft_token_ids.values()))  # each is a row of the head, too
+            total += self.forward(rows) + self.sample(sum(ends) + num_drafts)
         return total
 
     def burst(self, rows: Iterable[tuple[int, int]]) -> Work:
@@ -93,6 +109,17 @@ class WorkModel:
             alive = [(computed + step, 1) for computed, count in rows if step < count]
             total += self.forward(alive) + self.sample(len(alive))
         return total
+
+
+def _attention_parameters(model: DecoderConfig) -> int:
+    """Of a layer's matrices. Those of a latent vector's projections are as many when they are absorbed."""
+    if (mla := model.mla) is None:
+        return 2 * model.hidden_size * (model.num_heads + model.num_kv_heads) * model.head_dim
+    queries = model.num_heads * (mla.plain + mla.rotated)
+    rank, hidden = mla.query_rank, model.hidden_size
+    made = hidden * queries if rank is None else rank * (hidden + queries)
+    absorbed = model.num_heads * (mla.plain + mla.value) * mla.latent
+    return made + hidden * (mla.latent + mla.rotated) + absorbed + model.num_heads * mla.value * hidden
 
 
 def _bytes(weights: Any) -> int:

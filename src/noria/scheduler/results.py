@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 from noria.engine.request import FinishReason, Request
-from noria.scheduler.schedule import NOTHING_ALLOWED, StepResult
+from noria.ops.sampling.types import NOTHING_ALLOWED
+from noria.scheduler.schedule import StepResult
 
 _log = logging.getLogger(__name__)
 _NO_NUMBER = "no token can be sampled, because the model's output is not a number; are its weights damaged?"
@@ -15,8 +16,11 @@ _NOTHING_ALLOWED = (
 )
 
 
-def take_tokens(request: Request, result: StepResult, due: int) -> list[int]:
-    """The tokens taken: all that were sampled, or those up to the one that ends the request."""
+def take_tokens(request: Request, result: StepResult, least: int, most: int) -> list[int]:
+    """The tokens taken: all that were sampled, or those up to the one that ends the request.
+
+    Raises RuntimeError when a request that goes on did not get least to most tokens.
+    """
     sampled = result.sampled_token_ids.get(request.request_id, [])
     for count, token_id in enumerate(sampled, 1):
         if token_id < 0:
@@ -25,13 +29,13 @@ def take_tokens(request: Request, result: StepResult, due: int) -> list[int]:
             request.finish(FinishReason.ERROR, why)
             return sampled[: count - 1]
         if request.sampling_params.logprobs is not None:
-            request.logprobs.append(result.logprobs[request.request_id])
+            request.logprobs.append(result.logprobs[request.request_id][count - 1])
         request.append(token_id)
         if request.finish_reason is not None:
             return sampled[:count]
-    if len(sampled) != due:
+    if not least <= len(sampled) <= most:
         raise RuntimeError(
-            f"the step yielded {len(sampled)} tokens for request {request.request_id}, which was due for {due}"
+            f"the step yielded {len(sampled)} tokens for request {request.request_id}, which was due for {most}"
         )
     return sampled
 

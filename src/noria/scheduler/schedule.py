@@ -50,6 +50,8 @@ class Schedule:
     cached_requests: tuple[CachedRequest, ...] = ()
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)  # request id -> tokens (>= 1)
     num_steps: int = 1  # forward passes; see is_burst
+    # Guesses at what follows the newest token of a request: its last scheduled tokens, to be verified.
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
     finished_ids: tuple[str, ...] = ()  # since the last step: the runner forgets them
     preempted_ids: tuple[str, ...] = ()  # lost their blocks; remembered for a resume
 
@@ -66,15 +68,14 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class GrammarMasks:
-    """Which tokens may come next of the requests that follow a grammar."""
+    """Which tokens may come next of the requests that follow a grammar. One with drafts has a row for what may follow
+    now, and one for what may follow after each of its drafts, in this order."""
 
-    request_ids: tuple[str, ...]  # of the rows, in any order
+    request_ids: tuple[str, ...]  # of the rows, the requests in any order
     bitmask: np.ndarray  # int32 [rows, ceil(vocabulary / 32)]: bit b of word w is 1 where token 32 * w + b may come
 
 
 # In place of a sampled token, when there is none.
-NO_TOKEN = -1  # the model's output is not a number
-NOTHING_ALLOWED = -3  # the request excludes every token
 
 # (token id, log-probability, rank) of a token, and of the likeliest ones in its place.
 TokenLogprobs = tuple[tuple[int, float, int], ...]
@@ -83,10 +84,10 @@ TokenLogprobs = tuple[tuple[int, float, int], ...]
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step yields per request, on the host: the tokens sampled (empty while the prompt is unfinished; in a
-    burst as many as scheduled, or fewer when the last one ends the request; NO_TOKEN or NOTHING_ALLOWED where there is
-    none), and log-probabilities for those that asked."""
+    burst as many as scheduled, or fewer when the last one ends the request; with drafts those that were right and one
+    more; NO_TOKEN or NOTHING_ALLOWED where there is none), and log-probabilities for those that asked."""
 
     sampled_token_ids: dict[str, list[int]]
-    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of the token sampled
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of the tokens sampled
     # Of the prompt's tokens that follow those computed: the place of the first in the prompt, and theirs.
     prompt_logprobs: dict[str, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)

@@ -13,17 +13,21 @@ from __future__ import annotations
 import bisect
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from noria.cache.layout import blocks_for_request
+from noria.cache.layout import BlockIds, blocks_for_request
 from noria.cache.paged_cache import CacheStats, PagedCache
 from noria.engine.request import FinishReason, Request, RequestStatus
 from noria.errors import ConfigError, RequestError
-from noria.scheduler.plan import Plan
+from noria.scheduler.plan import Plan, cut_counts, new_request
 from noria.scheduler.policy import Policy, WaitingQueue, order_key
 from noria.scheduler.results import take_prompt_logprobs, take_tokens
-from noria.scheduler.schedule import CachedRequest, NewRequest, Schedule, StepResult
+from noria.scheduler.schedule import CachedRequest, Schedule, StepResult
+
+Drafts = Mapping[str, list[int]]
+_NO_DRAFTS: Drafts = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,10 @@ class Scheduler:
         max_model_len: int,
         policy: Policy = "fcfs",
         num_scheduler_steps: int = 1,
+        rows_with_drafts: int = 0,
     ) -> None:
-        """num_scheduler_steps: most forward passes of a burst; 1 for none.
+        """num_scheduler_steps: most forward passes of a burst; 1 for none. rows_with_drafts: most
+        requests and drafts together in a step that has drafts.
 
         Raises ConfigError when the cache cannot hold one request of max_model_len tokens.
         """
@@ -64,6 +70,7 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._max_chunk = chunk
         self._num_scheduler_steps = num_scheduler_steps
+        self._rows_with_drafts = rows_with_drafts
         self._order = order_key(policy)
         self._requests: dict[str, Request] = {}  # all unfinished ones
         self._waiting = WaitingQueue(self._order)
@@ -120,6 +127,11 @@ class Scheduler:
         else:
             self._waiting.push(request)
 
+    @property
+    def running(self) -> Sequence[Request]:
+        """In the order of the policy; not to be modified."""
+        return self._running
+
     def request(self, request_id: str) -> Request:
         """An unfinished one."""
         return self._requests[request_id]
@@ -162,21 +174,29 @@ class Scheduler:
             self._known.remove(request_id)
             self._finished_ids.append(request_id)
 
-    def schedule(self) -> Schedule:
+    def schedule(self, drafts: Drafts = _NO_DRAFTS) -> Schedule:
         """The next step; one step before it may still be in flight, that is, not yet reported to update().
 
+        drafts: by the ids of requests that run, decode, and whose tokens are all known: guesses at what follows, no
+        more than max_num_tokens - 1 - num_tokens. They are verified if there is room: nobody is preempted for them. A
+        step with drafts must be reported before the next is planned, because only its result says who got how many.
         Empty (no tokens) only when there is no unfinished request, or when nobody can advance before the step in flight
         is reported. Finished and preempted ids wait for the next step that has tokens, so an empty Schedule need not be
-        run or reported. Raises RuntimeError when two steps are in flight, or one while preempted ids wait.
+        run or reported. Raises RuntimeError when two steps are in flight, or one with drafts, or one while preempted
+        ids wait.
         """
         # A preempted request may come back only when the step in flight, which was planned before, is done with it.
-        if len(self._in_flight) > 1 or (self._in_flight and self._preempted_ids):
+        blocked = self._preempted_ids or (self._in_flight and self._in_flight[0][1].drafts)
+        if len(self._in_flight) > 1 or (self._in_flight and blocked):
             raise RuntimeError("schedule() was called before the oldest step was reported to update()")
         if self._in_flight and len(self._waiting):
             self._commit(self._in_flight[0][1].filling)
-        num_steps = self._burst_length()
+        if drafts and not self._has_room_for({request_id: len(each) for request_id, each in drafts.items()}):
+            drafts = _NO_DRAFTS
+        num_steps = 1 if drafts else self._burst_length()
         step = Plan(num_steps, num_steps * self._max_num_batched_tokens, self.cache.block_size)
-        self._schedule_running(step)
+        step.num_drafts_left = self._most_drafts
+        self._schedule_running(step, drafts)
         if num_steps == 1 and not step.preempted:
             self._schedule_waiting(step)
         if not step.num_tokens:
@@ -186,6 +206,7 @@ class Scheduler:
             cached_requests=tuple(step.cached),
             num_scheduled_tokens=step.num_tokens,
             num_steps=num_steps,
+            draft_token_ids=step.drafts,
             finished_ids=tuple(self._finished_ids),
             preempted_ids=tuple(self._preempted_ids),
         )
@@ -220,13 +241,33 @@ class Scheduler:
             num_steps //= 2
         return max(num_steps, 1)
 
+    def reserve(self, wanted: Mapping[str, int]) -> dict[str, tuple[int, BlockIds]]:
+        """Makes room for drafts before they are made; wanted: how many, by request, see schedule(). To be called right
+        before it. Returns how many of each can be verified, and its new blocks; nothing if there is no room."""
+        counts = cut_counts(wanted, self._most_drafts)
+        if not counts or not self._has_room_for(counts):
+            return {}
+        requests = {request_id: self._requests[request_id] for request_id in counts}
+        return {name: (counts[name], self.cache.allocate(r, 1 + counts[name]) or ()) for name, r in requests.items()}
+
+    @property
+    def _most_drafts(self) -> int:
+        """Of a step in which all that run take part."""
+        return min(self._rows_with_drafts, self._max_num_batched_tokens) - len(self._running)
+
+    def _has_room_for(self, counts: Mapping[str, int]) -> bool:
+        """Whether all that run can go on and verify so many drafts."""
+        return self.cache.has_room_to_grow(
+            (r, r.num_tokens_to_compute - r.num_computed_tokens + counts.get(r.request_id, 0)) for r in self._running
+        )
+
     def _can_admit(self) -> bool:
         """Whether the first that waits has a place."""
         if len(self._running) == self._max_num_seqs or (request := self._waiting.peek()) is None:
             return False
         return self.cache.has_room(request, self.cache.lookup(request), self._max_chunk)
 
-    def _schedule_running(self, step: Plan) -> None:
+    def _schedule_running(self, step: Plan, drafts: Drafts) -> None:
         """The running requests are kept in order, so a victim (the last) was never scheduled in this step before."""
         allocate, index = self.cache.allocate, 0
         while index < len(self._running) and step.budget:
@@ -240,13 +281,15 @@ class Scheduler:
             if num_tokens == 0:  # it ends with the token that is being sampled
                 index += 1
                 continue
+            guesses = drafts.get(request.request_id, [])[: max(min(step.num_drafts_left, step.budget - num_tokens), 0)]
+            num_tokens += len(guesses)
             while (new_block_ids := allocate(request, num_tokens)) is None:
                 victim = self._running.pop()
                 self._preempt(victim, step)
                 if victim is request:
                     return
             step.cached.append(CachedRequest(request.request_id, request.num_computed_tokens, new_block_ids))
-            step.take(request, num_tokens)
+            step.take(request, num_tokens, guesses)
             index += 1
 
     def _preempt(self, request: Request, step: Plan) -> None:
@@ -283,9 +326,9 @@ class Scheduler:
                     )
                 )
             else:
-                step.new.append(_new_request(request, block_ids))
+                step.new.append(new_request(request, block_ids))
                 self._known.add(request.request_id)
-            step.take(request, num_tokens)
+            step.take(request, num_tokens, [])
 
     def update(self, schedule: Schedule, result: StepResult) -> list[tuple[Request, list[int]]]:
         """Takes what a step yielded; returns the requests that got tokens, with these. Finished ones are freed.
@@ -309,9 +352,14 @@ class Scheduler:
                 continue
             request.num_placeholders -= due
             is_waiting = request.status is RequestStatus.PREEMPTED
-            outputs.append((request, take_tokens(request, result, due)))
-            if due > 1 and not is_waiting and request.finish_reason is not FinishReason.ERROR:
-                self.cache.commit(request)  # with the tokens that were sampled and computed in one burst
+            num_drafts = len(schedule.draft_token_ids.get(request.request_id, ()))
+            outputs.append((request, taken := take_tokens(request, result, due - num_drafts, due)))
+            if num_drafts and not request.is_finished:
+                request.num_computed_tokens -= due - len(taken)  # what was computed behind a wrong draft
+            # With the tokens that were sampled and computed in one burst, or that a block was waiting for.
+            is_new = due > 1 or self.cache.lookahead
+            if is_new and not is_waiting and request.finish_reason is not FinishReason.ERROR:
+                self.cache.commit(request)
             if request.finish_reason is not None:
                 any_finished = True
                 if is_waiting:
@@ -350,17 +398,3 @@ class Scheduler:
             raise RuntimeError("the block tables are not those of the running requests")
         if not self._running and self.cache.stats.num_free != self.cache.num_usable_blocks:
             raise RuntimeError(f"blocks are lost: {self.cache.stats}")
-
-
-def _new_request(request: Request, block_ids: tuple[list[int], ...]) -> NewRequest:
-    return NewRequest(
-        request_id=request.request_id,
-        token_ids=list(request.token_ids),
-        sampling_params=request.sampling_params,
-        stop_token_ids=request.stop_token_ids,
-        key=request.key,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_computed_tokens=request.num_computed_tokens,
-        block_ids=block_ids,
-        bad_sequences=request.bad_sequences,
-    )

@@ -44,7 +44,7 @@ def serve(engine: EngineConfig, config: ServerConfig, name: str, note: Callable[
 
 async def _serve(engine_config: EngineConfig, config: ServerConfig, name: str, note: Callable[[str], None]) -> None:
     names = config.served_model_name or (name,)
-    tracing = _tracing(config.otlp_traces_endpoint, names[0])
+    tracing = open_tracing(config.otlp_traces_endpoint, names[0])
     listener = _listen(config.host, config.port)
     tokenizer = load_tokenizer(Path(engine_config.tokenizer or engine_config.model), engine_config.chat_template)
     engine = EngineClient(
@@ -81,7 +81,7 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, name: str, n
             raise error
 
 
-def _tracing(endpoint: str | None, model: str) -> Tracing | None:
+def open_tracing(endpoint: str | None, model: str) -> Tracing | None:
     """Raises ConfigError when spans are wanted and the packages for them are not installed."""
     if endpoint is None:
         return None

@@ -114,7 +114,7 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         if (stats := self._engine.stats) is None:
             return
-        scheduler, cache, times = stats.scheduler, stats.scheduler.cache, stats.times
+        scheduler, cache, times, drafts = stats.scheduler, stats.scheduler.cache, stats.times, stats.speculation
         gauges = (
             ("num_requests_running", "Sequences in the batch.", scheduler.num_running),
             ("num_requests_waiting", "Sequences that wait for a place.", scheduler.num_waiting),
@@ -127,6 +127,9 @@ class _EngineCollector(Collector):
             ("num_preemptions", "Requests that lost their place and started over.", scheduler.num_preemptions),
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", cache.prefix_queries),
             ("prefix_cache_hits", "Of those found.", cache.prefix_hits),
+            ("spec_decode_num_drafts", "Bursts of drafts that were verified.", drafts.num_drafts),
+            ("spec_decode_num_draft_tokens", "Drafts that were verified.", drafts.num_draft_tokens),
+            ("spec_decode_num_accepted_tokens", "Of those right.", drafts.num_accepted_tokens),
             ("engine_steps", "Steps of the engine.", stats.steps),
             ("engine_step_seconds", "Time in which there was work.", times.wall_s),
             ("engine_host_gap_seconds", "Of that, the device waited for the host.", times.gap_s),
@@ -141,3 +144,11 @@ class _EngineCollector(Collector):
                 family = kind(f"noria:{name}", text, labels=["model_name"])
                 family.add_metric([self._model_name], value)
                 yield family
+        family = CounterMetricFamily(
+            "noria:spec_decode_num_accepted_tokens_per_pos",
+            "Right drafts by their place in the burst.",
+            labels=["model_name", "position"],
+        )
+        for position, count in enumerate(drafts.accepted_per_position):
+            family.add_metric([self._model_name, str(position)], count)
+        yield family

@@ -31,11 +31,14 @@ class ServerConfig:
     reasoning_parser: ReasoningFormat = "auto"  # how it marks what it thinks before it answers
     enable_auto_tool_choice: bool = True  # a request with tools may leave it to the model whether it calls
     otlp_traces_endpoint: str | None = None  # URL of a collector that takes OpenTelemetry spans (OTLP over HTTP)
+    replicas: int = 1  # engines behind this address, spread over machines by Ray Serve; needs noria[ray]
     on_engine_death: Literal["restart", "exit"] = "restart"  # when the engine dies after it had been ready
 
     def __post_init__(self) -> None:
         checks = (
             (0 <= self.port < 2**16, f"port must be 0 to 65535, not {self.port}"),
+            (self.replicas >= 1, f"replicas must be at least 1, not {self.replicas}"),
+            (self.replicas == 1 or self.port, "replicas need a port that is known; name one"),
             (all(self.api_key), "api_key must not be empty"),
             (all(key.isascii() and key.isprintable() for key in self.api_key), "api_key must be printable ASCII"),
             (all(self.served_model_name), "served_model_name must not be empty"),

@@ -1,5 +1,7 @@
 """A burst: several forward passes in which every row decodes, as one loop on the device.
 
+With a draft head each pass also brings the head's cache up to date, so that it is always as long as the model's.
+
 A row leaves the loop when it has the tokens it was scheduled for or when a token ends it, and is padding from then on:
 it belongs to no row of the attention op and writes to the null block. The loop ends with the last row.
 """
@@ -14,12 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax, tree_util
 
-from noria.batch.inputs import ForwardInputs, SampleInputs
-from noria.ops.ragged_paged_attention.api import KVCache, RaggedBatch
+from noria.batch.inputs import NOT_SAMPLED, ForwardInputs, SampleInputs
+from noria.ops.ragged_paged_attention.api import KVCache
+from noria.step.draft_head import HeadPrograms, HeadState, one_token_each
 from noria.step.programs import StepPrograms, known_tokens, unpack_sample_inputs
 from noria.step.sample import ends
-
-NOT_SAMPLED = -2  # in place of a token that was not asked for any more
 
 
 @tree_util.register_dataclass
@@ -32,6 +33,7 @@ class _Burst:
     newest: jax.Array  # [R] int32: last token of each row
     alive: jax.Array  # [R] bool: whether the row takes part in the next pass
     tokens: jax.Array  # [most passes, R] int32: what was sampled
+    head: HeadState | None
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,25 @@ class DecodeProgram:
 
     steps: StepPrograms
     max_steps: int  # at least num_scheduler_steps
+    head: HeadPrograms | None = None
 
     def decode(
-        self, weights: Any, cache: KVCache, sampled: jax.Array, forward: jax.Array, sample: jax.Array
-    ) -> tuple[KVCache, jax.Array, jax.Array]:
+        self,
+        weights: Any,
+        cache: KVCache,
+        sampled: jax.Array,
+        forward: jax.Array,
+        sample: jax.Array,
+        head: HeadState | None = None,
+        head_weights: Any = None,
+        head_rows: jax.Array | None = None,
+    ) -> tuple[KVCache, jax.Array, jax.Array, HeadState | None]:
         """sampled: as of StepPrograms.forward. forward: packed ForwardInputs of the first pass, one token per row,
-        as many tokens as the request bucket has rows. sample: packed SampleInputs.
+        as many tokens as the request bucket has rows. sample: packed SampleInputs. head, head_weights, head_rows: of
+        the draft head, see HeadPrograms.follow_one; None without.
 
-        -> cache, the newest token of each row [max_num_seqs], and all tokens [max_steps, max_num_seqs], where
-        NOT_SAMPLED stands for those of later passes than the row's last.
+        -> cache, the newest token of each row [L], and all tokens [max_steps, max_num_seqs], where
+        NOT_SAMPLED stands for those of later passes than the row's last, and head.
         """
         inputs = unpack_sample_inputs(sample)
         rows = inputs.position.shape[0]
@@ -63,20 +75,27 @@ class DecodeProgram:
             newest=newest,
             alive=(inputs.num_steps > 0) & ~over,
             tokens=jnp.full((self.max_steps, rows), NOT_SAMPLED, jnp.int32),
+            head=head,
         )
-        burst = lax.while_loop(
-            lambda burst: jnp.any(burst.alive), lambda burst: self._pass(weights, first, inputs, burst), start
-        )
-        pad = self.steps.shape.num_rows - rows
-        tokens = jnp.pad(burst.tokens, ((0, 0), (0, pad)), constant_values=NOT_SAMPLED)
-        return burst.cache, jnp.pad(burst.newest, (0, pad)), tokens
 
-    def _pass(self, weights: Any, first: ForwardInputs, inputs: SampleInputs, burst: _Burst) -> _Burst:
-        """One step, as the forward and the sample program make it."""
-        inputs = dataclasses.replace(inputs, position=inputs.position + burst.step)
-        batch = self._batch(first, inputs, burst.alive)
-        cache, hidden = self.steps.run_model(weights, burst.cache, burst.newest, batch)
-        return self._sample(weights, hidden, inputs, dataclasses.replace(burst, cache=cache))
+        def one_pass(burst: _Burst) -> _Burst:
+            """One step, as the forward and the sample program make it."""
+            now = dataclasses.replace(inputs, position=inputs.position + burst.step)
+            batch = one_token_each(first, jnp.where(burst.alive, now.position, 0))  # with the token computed now
+            cache, hidden, states = self.steps.run_model(weights, burst.cache, burst.newest, batch)
+            after = self._sample(weights, hidden, now, dataclasses.replace(burst, cache=cache))
+            if self.head is None:
+                return after
+            followed = self.head.follow_one(
+                weights.embedding, head_weights, after.head, states, after.newest, batch, head_rows
+            )
+            return dataclasses.replace(after, head=followed)
+
+        burst = lax.while_loop(lambda burst: jnp.any(burst.alive), one_pass, start)
+        shape = self.steps.shape
+        pad = ((0, 0), (0, shape.num_rows - rows))
+        tokens = jnp.pad(burst.tokens, pad, constant_values=NOT_SAMPLED)
+        return burst.cache, jnp.pad(burst.newest, (0, shape.num_logit_rows - rows)), tokens, burst.head
 
     def _sample(self, weights: Any, hidden: jax.Array, inputs: SampleInputs, burst: _Burst) -> _Burst:
         """hidden: [R, E] of this pass."""
@@ -88,16 +107,4 @@ class DecodeProgram:
             newest=jnp.where(alive, drawn, burst.newest),
             alive=alive & (step + 1 < inputs.num_steps) & ~ends(drawn, inputs),
             tokens=burst.tokens.at[step].set(jnp.where(alive, drawn, NOT_SAMPLED)),
-        )
-
-    def _batch(self, first: ForwardInputs, inputs: SampleInputs, alive: jax.Array) -> RaggedBatch:
-        rows, max_num_seqs = alive.shape[0], self.steps.shape.num_rows
-        seq_lens = jnp.where(alive, inputs.position, 0)  # with the token that is computed now
-        return RaggedBatch(
-            token_rows=jnp.where(alive, jnp.arange(rows, dtype=jnp.int32), max_num_seqs),
-            positions=jnp.maximum(seq_lens - 1, 0),
-            query_start=first.query_start,
-            seq_lens=jnp.pad(seq_lens, (0, max_num_seqs - rows)),
-            block_tables=first.block_tables,
-            distribution=first.distribution,
         )

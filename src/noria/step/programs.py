@@ -1,7 +1,8 @@
 """The device programs of a step. Pure: (weights, cache, packed inputs) -> (cache, outputs), the cache donated.
 
-The forward pass is compiled per token bucket and hands on the hidden states of max_num_seqs rows, whatever the bucket;
-head and sampler are compiled per request bucket. The buckets add up instead of multiplying. A burst is both in a loop,
+The forward pass is compiled per token bucket and hands on the hidden states of as many rows as a head pass can have,
+whatever the bucket; head and sampler are compiled per request bucket. The buckets add up instead of multiplying. Drafts
+are rows of the head pass like others: see verify.py. A burst is both in a loop,
 compiled per request bucket: see decode.py. Steps in which a row has penalties or the like, or wants log-probabilities,
 use another sampler, so that the others pay nothing for it.
 """
@@ -25,9 +26,11 @@ from noria.ops.ragged_paged_attention.api import (
     LayerAddress,
     RaggedBatch,
 )
-from noria.step.sample import all_plain_greedy, choose, mask_padding, sample, scale_and_filter
-from noria.step.scores import score, width
+from noria.ops.sampling.types import score_width
+from noria.ops.sampling.xla import mask_padding, scale_and_filter
+from noria.step.sample import all_plain_greedy, count_rows, sample
 from noria.step.shape import Tables, apply_mask, count, shape
+from noria.step.verify import accept
 
 
 @dataclass(frozen=True)
@@ -42,35 +45,31 @@ class StepPrograms:
     ops: Ops
     max_logprobs: int = 20
     processed_logprobs: bool = False  # of what was sampled from, instead of the model's own
+    wanted_states: tuple[int, ...] = ()  # by a draft head, see Decoder.forward_with_states
 
     def forward(
         self, weights: Any, cache: KVCache, sampled: jax.Array, packed: jax.Array
-    ) -> tuple[KVCache, jax.Array, jax.Array]:
-        """sampled [max_num_seqs] int32: the tokens of the step before, which the host may not have seen yet.
+    ) -> tuple[KVCache, jax.Array, jax.Array, jax.Array | None]:
+        """sampled [L] int32: the tokens of the step before, which the host may not have seen yet.
 
-        packed: int32, see ForwardInputs. -> cache, hidden states [max_num_seqs, E] of the rows to sample from, and
-        those of all tokens [T, E], which are there anyway.
+        packed: int32, see ForwardInputs. -> cache, hidden states [L, E] of the rows to sample from,
+        those of all tokens [T, E], which are there anyway, and the wanted ones of all tokens.
         """
-        num_tokens = ForwardInputs.num_tokens(packed.shape[0], self.shape)
-        inputs = ForwardInputs.unpack(packed, self.shape, num_tokens)
-        batch = RaggedBatch(
-            token_rows=inputs.token_rows,
-            positions=inputs.positions,
-            query_start=inputs.query_start,
-            seq_lens=inputs.seq_lens,
-            block_tables=inputs.block_tables,
-            distribution=inputs.distribution,
-        )
+        inputs = unpack_forward_inputs(packed, self.shape)
         token_ids = known_tokens(inputs, sampled)
-        cache, hidden = self.run_model(weights, cache, token_ids, batch)
-        return cache, hidden[inputs.logit_rows], hidden
+        cache, hidden, states = self.run_model(weights, cache, token_ids, ragged_batch(inputs))
+        return cache, hidden[inputs.logit_rows], hidden, states
 
     def sample(self, weights: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
-        """hidden [max_num_seqs, E]; packed: int32, see SampleInputs, of R rows. -> token ids [max_num_seqs],
-        of which the first R have a meaning."""
+        """hidden [L, E]; packed: int32, see SampleInputs, of R rows. -> token ids [L], of which the first R have a
+        meaning: see `accept`."""
         inputs = unpack_sample_inputs(packed)
         token_ids = self.next_tokens(weights, hidden[: inputs.position.shape[0]], inputs)
-        return jnp.pad(token_ids, (0, self.shape.num_rows - token_ids.shape[0]))
+        return self._padded(accept(token_ids, inputs))
+
+    def _padded(self, token_ids: jax.Array) -> jax.Array:
+        """To the places that `forward` takes tokens from, whatever the bucket."""
+        return jnp.pad(token_ids, (0, self.shape.num_logit_rows - token_ids.shape[0]))
 
     def sample_shaped(
         self,
@@ -85,32 +84,34 @@ class StepPrograms:
         """In place of `sample` where a row asks for more, whose other rows get the same tokens from both.
 
         tables: donated. sampled: as of forward. packed_shaping: int32, see ShapingInputs. mask: see apply_mask.
-        -> tables, token ids [max_num_seqs], and what `score` says of them [R, ...].
+        -> tables, token ids as of sample, and what the score op says of them [R, ...].
         """
         inputs, shaping = unpack_sample_inputs(packed), ShapingInputs.unpack(packed_shaping, _to_float)
         rows = inputs.position.shape[0]
-        raw = self._logits(weights, hidden[:rows], jnp.sum(inputs.num_steps > 0, dtype=jnp.int32))
+        raw = self._logits(weights, hidden[:rows], count_rows(inputs))
         logits = apply_mask(shape(raw, inputs, shaping, tables, sampled), mask)
         logits = lax.optimization_barrier(logits)
-        token_ids = choose(logits, inputs)
+        none = jnp.zeros((rows, 0), jnp.int32)  # what is banned is masked
+        chosen = self.ops.sampling.sample(logits, inputs, none, count_rows(inputs), num_tokens=logits.shape[1])
+        token_ids = accept(chosen, inputs)
 
         def scored(raw: jax.Array, logits: jax.Array) -> jax.Array:
             if self.processed_logprobs:
                 is_random = (inputs.temperature > 0)[:, None]
                 raw = lax.optimization_barrier(jnp.where(is_random, scale_and_filter(logits, inputs), logits))
-            return score(raw, token_ids, self.max_logprobs)
+            return self.ops.sampling.score(raw, token_ids, count_rows(inputs), num_top=self.max_logprobs)
 
-        nothing = lambda raw, logits: jnp.zeros((rows, width(self.max_logprobs)), jnp.int32)
+        nothing = lambda raw, logits: jnp.zeros((rows, score_width(self.max_logprobs)), jnp.int32)
         scores = lax.cond(jnp.any(shaping.scores == 1), scored, nothing, raw, logits)
-        padded = jnp.pad(token_ids, (0, self.shape.num_rows - rows))
-        return count(tables, shaping, token_ids), padded, scores
+        return count(tables, shaping, token_ids), self._padded(token_ids), scores
 
     def score_prompt(self, weights: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
         """hidden [R, E]; packed int32 [2, R]: row 1 has the tokens that follow, -1 for padding. -> [R, ...], see
-        `score`."""
+        the score op."""
         token_ids = packed[1]
-        logits = self._logits(weights, hidden, jnp.sum(token_ids >= 0, dtype=jnp.int32))
-        return score(logits, token_ids, self.max_logprobs)
+        rows = jnp.sum(token_ids >= 0, dtype=jnp.int32)
+        logits = self._logits(weights, hidden, rows)
+        return self.ops.sampling.score(logits, token_ids, rows, num_top=self.max_logprobs)
 
     def _logits(self, weights: Any, hidden: jax.Array, num_rows: jax.Array) -> jax.Array:
         """[R, V], with vocabulary padding masked, computed once."""
@@ -119,17 +120,22 @@ class StepPrograms:
 
     def run_model(
         self, weights: Any, cache: KVCache, token_ids: jax.Array, batch: RaggedBatch
-    ) -> tuple[KVCache, jax.Array]:
-        """token_ids [T] -> cache, hidden states [T, E]."""
-        hidden, cache = self.model.forward(weights, cache, token_ids, batch, self._addresses(), self.ops)
-        return cache, hidden
+    ) -> tuple[KVCache, jax.Array, jax.Array | None]:
+        """token_ids [T] -> cache, hidden states [T, E], and those that are wanted."""
+        arguments = (weights, cache, token_ids, batch, self._addresses(), self.ops)
+        if not self.wanted_states:
+            hidden, cache = self.model.forward(*arguments)
+            return cache, hidden, None
+        hidden, cache, states = self.model.forward_with_states(*arguments, self.wanted_states)
+        return cache, hidden, states
 
     def next_tokens(self, weights: Any, hidden: jax.Array, inputs: SampleInputs) -> jax.Array:
         """hidden [R, E] -> token ids [R]."""
-        num_rows = jnp.sum(inputs.num_steps > 0, dtype=jnp.int32)
+        num_rows = count_rows(inputs)
 
         def choose(hidden: jax.Array) -> jax.Array:
-            return sample(self.model.logits(weights, hidden, num_rows, self.ops), inputs, self.num_valid_tokens)
+            logits = self.model.logits(weights, hidden, num_rows, self.ops)
+            return sample(logits, inputs, self.num_valid_tokens, self.ops.sampling)
 
         def greedy(hidden: jax.Array) -> jax.Array:
             return self.model.greedy(weights, hidden, num_rows, self.num_valid_tokens, self.ops)
@@ -147,6 +153,21 @@ class StepPrograms:
             offset=jnp.asarray(self.layout.layer_slot, jnp.int32) * self.num_blocks,
             window=jnp.asarray(windows, jnp.int32),
         )
+
+
+def unpack_forward_inputs(packed: jax.Array, shape: BatchShape) -> ForwardInputs:
+    return ForwardInputs.unpack(packed, shape, ForwardInputs.num_tokens(packed.shape[0], shape))
+
+
+def ragged_batch(inputs: ForwardInputs) -> RaggedBatch:
+    return RaggedBatch(
+        token_rows=inputs.token_rows,
+        positions=inputs.positions,
+        query_start=inputs.query_start,
+        seq_lens=inputs.seq_lens,
+        block_tables=inputs.block_tables,
+        distribution=inputs.distribution,
+    )
 
 
 def known_tokens(inputs: ForwardInputs, sampled: jax.Array) -> jax.Array:

@@ -15,7 +15,9 @@ from jax import lax, tree_util
 
 from noria.batch.edits import BIAS, HEADER, MAX_ENTRIES, OUTPUT, PROMPT
 from noria.batch.inputs import SampleInputs, ShapingInputs
-from noria.step.sample import ban, stop_columns
+from noria.ops.sampling.xla import ban
+from noria.step.sample import stop_columns
+from noria.step.verify import count_drafts
 
 
 @tree_util.register_dataclass
@@ -87,7 +89,7 @@ def shape(
     is_penalized = (shaping.presence != 0) | (shaping.frequency != 0) | (shaping.repetition != 1)
 
     def penalized(logits: jax.Array) -> jax.Array:
-        return penalize(logits, tables.counts[shaping.table_row], shaping)
+        return penalize(logits, count_drafts(tables.counts[shaping.table_row], inputs), shaping)
 
     return lax.cond(jnp.any(is_penalized), penalized, lambda x: x, logits)
 

@@ -120,6 +120,10 @@ class Tokenizer:
         """The bytes of a token in the middle of a text: b"" for an id outside the vocabulary, such as its padding."""
         return self._pieces[token_id] if 0 <= token_id < self.vocab_size else b""
 
+    def has_same_tokens(self, other: Tokenizer) -> bool:
+        """Whether every token id means the same to both."""
+        return self.special_ids == other.special_ids and list(self._pieces) == list(other._pieces)
+
 
 def load_tokenizer(path: Path, chat_template: str | None = None) -> Tokenizer:
     """The tokenizer of a model: a folder with tokenizer.json, that file itself, or a .gguf file.

@@ -38,6 +38,7 @@ class Checkpoint(ABC):
     @abstractmethod
     def read(self, name: str, out: np.ndarray) -> None:
         """Fill `out`, a contiguous float32, bfloat16 or float16 array of the tensor's shape, converting as needed.
+        A folder also fills int32 arrays, from tensors of integers.
 
         Raises WeightsError when there is no such tensor, it cannot be read, or a value exceeds float16's range.
         """

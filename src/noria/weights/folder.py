@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ import numpy as np
 
 from noria.errors import WeightsError
 from noria.weights.base import SLICE_ELEMENTS, Blob, Checkpoint, convert
+from noria.weights.expert_names import own_name, parts
 
 _DTYPES: Mapping[str, np.dtype] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+_INTEGERS: Mapping[str, np.dtype] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 _INDEX = "model.safetensors.index.json"
 _MAX_HEADER = 100_000_000  # bytes, the format's own limit
 
@@ -36,7 +38,8 @@ class _Entry:
 
 
 class FolderCheckpoint(Checkpoint):
-    """See Checkpoint. Tensors are float32, float16 or bfloat16; others may be there but not be read."""
+    """See Checkpoint. Tensors are float32, float16 or bfloat16, or int32 or int64 where integers are wanted; others may
+    be there but not be read."""
 
     def __init__(self, path: Path, config_only: bool = False) -> None:
         """config_only: do not look for tensors; the native dtype is the one that the config names."""
@@ -54,11 +57,19 @@ class FolderCheckpoint(Checkpoint):
         self.quantized = False
         self._blobs: list[Blob] = []
         try:
-            self._entries = {} if config_only else self._open_files()
+            self._entries = {} if config_only else dict(_by_expert(self._open_files()))
+            self._drop_extra_layers()
         except WeightsError:
             self.close()
             raise
         self.native_dtype = self._named_dtype() if config_only else self._stored_dtype()
+
+    def _drop_extra_layers(self) -> None:
+        """Layers behind the last one that predict further tokens (DeepSeek-V3), which nothing here uses."""
+        extra, layers = self.config.get("num_nextn_predict_layers"), self.config.get("num_hidden_layers")
+        if type(extra) is int and type(layers) is int:
+            stems = tuple(f"model.layers.{layers + index}." for index in range(extra))
+            self._entries = {name: entry for name, entry in self._entries.items() if not name.startswith(stems)}
 
     def _named_dtype(self) -> str:
         named = self.config.get("dtype") or self.config.get("torch_dtype")
@@ -80,11 +91,12 @@ class FolderCheckpoint(Checkpoint):
     def read(self, name: str, out: np.ndarray) -> None:
         self._check_out(name, out)
         entry = self._entry(name)
-        if entry.dtype not in _DTYPES:
+        known = _INTEGERS if out.dtype.kind == "i" else _DTYPES
+        if entry.dtype not in known:
             raise WeightsError(
-                f"{entry.blob.path}: tensor {name} has the dtype {entry.dtype}; supported are {', '.join(_DTYPES)}"
+                f"{entry.blob.path}: tensor {name} has the dtype {entry.dtype}; supported are {', '.join(known)}"
             )
-        dtype = _DTYPES[entry.dtype]
+        dtype = known[entry.dtype]
         flat = out.reshape(-1)
         if out.dtype == dtype:
             entry.blob.read_into(entry.offset, flat.view(np.uint8))
@@ -164,6 +176,17 @@ class FolderCheckpoint(Checkpoint):
         return {name: _entry(blob, name, fields, 8 + length) for name, fields in header.items()}
 
 
+def _by_expert(entries: Mapping[str, _Entry]) -> Iterator[tuple[str, _Entry]]:
+    """The same, in which each matrix of an expert is a tensor of its own."""
+    for name, entry in entries.items():
+        pieces = list(parts(name, entry.shape)) if entry.dtype in _DTYPES else []
+        for part, shape, start in pieces:
+            size = _DTYPES[entry.dtype].itemsize
+            yield part, _Entry(entry.blob, entry.dtype, shape, entry.offset + start * size, math.prod(shape) * size)
+        if not pieces:
+            yield own_name(name), entry
+
+
 def _entry(blob: Blob, name: str, fields: Any, start: int) -> _Entry:
     try:
         dtype, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
@@ -172,7 +195,8 @@ def _entry(blob: Blob, name: str, fields: Any, start: int) -> _Entry:
     sizes_are_right = all(type(n) is int and n >= 0 for n in (*shape, begin, end)) and begin <= end
     if not isinstance(dtype, str) or not sizes_are_right:
         raise WeightsError(f"{blob.path} is damaged: the header's entry {name!r} is malformed; fetch the file again")
-    if dtype in _DTYPES and end - begin != math.prod(shape) * _DTYPES[dtype].itemsize:
+    kind = _DTYPES.get(dtype, _INTEGERS.get(dtype))
+    if kind is not None and end - begin != math.prod(shape) * kind.itemsize:
         raise WeightsError(f"{blob.path} is damaged: tensor {name} has the wrong number of bytes; fetch the file again")
     if start + end > blob.size:
         raise WeightsError(

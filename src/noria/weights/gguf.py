@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,13 @@ _LAYER: Mapping[str, str] = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+}
+# One tensor has the matrices of all experts, [experts, out, in].
+_EXPERTS: Mapping[str, str] = {
+    "ffn_gate_exps": "gate_proj",
+    "ffn_up_exps": "up_proj",
+    "ffn_down_exps": "down_proj",
 }
 _GEMMA3_LAYER: Mapping[str, str] = {
     **_LAYER,
@@ -70,7 +77,7 @@ class GgufCheckpoint(Checkpoint):
             self.config = config_from_metadata(path, header.metadata, header.tensors, self._rope_factors(header))
             self._sources = {
                 self._hf_name(name): self._source(name, info)
-                for name, info in header.tensors.items()
+                for name, info in _by_expert(header.tensors)
                 if name != _ROPE_FACTORS
             }
         except BaseException:
@@ -113,6 +120,9 @@ class GgufCheckpoint(Checkpoint):
         self._blob.close()
 
     def _hf_name(self, name: str) -> str:
+        expert = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(\d+)\.weight", name)
+        if expert and expert[2] in _EXPERTS:
+            return f"model.layers.{expert[1]}.mlp.experts.{expert[3]}.{_EXPERTS[expert[2]]}.weight"
         layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
         table = _GEMMA3_LAYER if self.config["model_type"] == "gemma3_text" else _LAYER
         if layer and layer[2] in table:
@@ -128,7 +138,7 @@ class GgufCheckpoint(Checkpoint):
 
     def _source(self, name: str, info: TensorInfo) -> _Source:
         kind, head_dim = self.config["model_type"], self.config["head_dim"]
-        if kind == "llama" and re.search(r"\.attn_[qk]\.(weight|bias)$", name):
+        if kind in ("llama", "mixtral") and re.search(r"\.attn_[qk]\.(weight|bias)$", name):
             if info.shape[0] % head_dim:
                 raise WeightsError(
                     f"{self.path}: {name} has {info.shape[0]} rows, no multiple of the {head_dim} of a head"
@@ -162,3 +172,16 @@ class GgufCheckpoint(Checkpoint):
                 part = part.reshape(-1, 2, head // 2, width)
             if values is not part:
                 convert(info.name, values, part)
+
+
+def _by_expert(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorInfo]]:
+    """The same, in which each matrix of an expert is a tensor of its own: blk.0.ffn_up_exps.7.weight."""
+    for name, info in tensors.items():
+        stem = re.fullmatch(r"(blk\.\d+\.(\w+))\.weight", name)
+        if not stem or stem[2] not in _EXPERTS or len(info.shape) != 3:
+            yield name, info
+            continue
+        size = info.num_bytes // info.shape[0]
+        for expert in range(info.shape[0]):
+            own = f"{stem[1]}.{expert}.weight"
+            yield own, TensorInfo(own, info.shape[1:], info.type, info.offset + expert * size, size)

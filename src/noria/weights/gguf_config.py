@@ -21,6 +21,7 @@ _ARCHITECTURES: Mapping[str, tuple[str, str, str]] = {
     "llama": ("LlamaForCausalLM", "llama", "silu"),  # Mistral too
     "qwen2": ("Qwen2ForCausalLM", "qwen2", "silu"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", "silu"),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe", "silu"),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text", "gelu_pytorch_tanh"),
 }
 # Tokens that end a turn of a chat; they stop generation although the metadata names a single end token.
@@ -80,8 +81,6 @@ def config_from_metadata(
             f"{path} has the architecture {architecture!r}; supported in GGUF files are {', '.join(_ARCHITECTURES)}"
         )
     meta = _Metadata(path, pairs, architecture)
-    if meta.count("expert_count"):
-        raise WeightsError(f"{path} is a mixture of experts ({architecture}.expert_count), which is not supported")
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise WeightsError(f"{path} has no tensor token_embd.weight; only complete language models can be opened")
@@ -113,7 +112,28 @@ def config_from_metadata(
     }
     if config["num_hidden_layers"] > len(tensors):
         raise WeightsError(f"{path} is damaged: {len(tensors)} tensors for {config['num_hidden_layers']} layers")
+    if meta.count("expert_count"):
+        return config | _experts(meta)
     return config | _gemma3(meta, config) if architecture == "gemma3" else config
+
+
+def _experts(meta: _Metadata) -> dict[str, Any]:
+    """Of a mixture of experts. Mixtral is one of the architecture llama."""
+    chosen = {"num_experts_per_tok": meta.integer("expert_used_count")}
+    if meta.architecture == "llama":
+        count = {"num_local_experts": meta.integer("expert_count")}
+        return {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"} | count | chosen
+    if meta.architecture != "qwen3moe":
+        raise WeightsError(
+            f"{meta.path}: a mixture of experts of the architecture {meta.architecture} is not supported; supported "
+            "are llama (Mixtral) and qwen3moe"
+        )
+    return {
+        "num_experts": meta.integer("expert_count"),
+        "moe_intermediate_size": meta.integer("expert_feed_forward_length"),
+        "norm_topk_prob": True,  # the file does not say; all models of the architecture have it
+        "decoder_sparse_step": 1,
+    } | chosen
 
 
 def _gemma3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:

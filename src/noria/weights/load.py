@@ -51,7 +51,7 @@ def load_weights(
             progress(done, total)
 
     for param in leaves:
-        tensors = Tensors(checkpoint, _names(param), param.numpy_dtype(dtype), report)
+        tensors = Tensors(checkpoint, param.tensor_names, param.numpy_dtype(dtype), report)
         if param.matrix and pack is not None:
             arrays.append(pack(param, tensors))
         else:
@@ -71,7 +71,7 @@ def abstract_weights(
     arrays = []
     for param in leaves:
         if param.matrix and pack is not None:
-            tensors = Tensors(checkpoint, _names(param), param.numpy_dtype(dtype), lambda num_bytes: None)
+            tensors = Tensors(checkpoint, param.tensor_names, param.numpy_dtype(dtype), lambda num_bytes: None)
             arrays.append(pack(param, tensors))
         else:
             arrays.append(abstract_params(param, dtype))
@@ -80,7 +80,7 @@ def abstract_weights(
 
 @dataclass(frozen=True)
 class Tensors:
-    """The tensors of one Param in a checkpoint: one per layer, or a single one.
+    """The tensors of one Param in a checkpoint: one per layer, or per layer and expert, or a single one.
 
     dtype: that the Param is to have. report: takes the number of bytes, in that dtype, of what was read.
     """
@@ -109,8 +109,9 @@ class Tensors:
 
 def _filled(param: Param, tensors: Tensors) -> np.ndarray:
     buffer = empty_aligned(param.shape, tensors.dtype)
-    for index in range(len(tensors)):
-        tensors.read(index, buffer[index] if param.stacked else buffer)
+    each = buffer.reshape(len(tensors), *param.shape[param.stacked_axes :])
+    for index, one in enumerate(each):
+        tensors.read(index, one)
     return buffer
 
 
@@ -130,19 +131,12 @@ def empty_aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + num_bytes].view(dtype).reshape(shape)
 
 
-def _names(param: Param) -> tuple[str, ...]:
-    """Of the tensors of a Param, in the order of its first axis."""
-    if not param.stacked:
-        return (param.source,)
-    return tuple(param.source.replace("{layer}", str(layer)) for layer in range(param.shape[0]))
-
-
 def _check(checkpoint: Checkpoint, params: list[Param]) -> None:
     names = checkpoint.names()
     used: set[str] = set()
     for param in params:
-        expected = param.shape[1:] if param.stacked else param.shape
-        for name in _names(param):
+        expected = param.shape[param.stacked_axes :]
+        for name in param.tensor_names:
             if name not in names:
                 raise WeightsError(
                     f"{checkpoint.path} has no tensor {name} of shape {expected}; is the model complete, and does its "

@@ -58,6 +58,8 @@ def main(args: Sequence[str]) -> int:
         engine=engine_options(),
     )
     config = engine_config(values.model, values.engine)
+    if config.nnodes > 1:
+        raise UsageError("noria bench step measures the programs of one host; leave --nnodes out, or use bench offline")
     _check_context(values.context, config.max_model_len)
     printer = Printer(values.json, _HEADINGS, _WIDTHS)
     with start_engine(config) as llm:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from noria.ops import native
-from noria.ops.linear import cpu, reference, xla
+from noria.ops.linear import cpu, reference, tpu, xla
 from noria.ops.linear.types import KINDS, DenseWeight, PackedWeight, Weight
 from noria.ops.rms_norm import RmsNorm
 
@@ -99,8 +99,13 @@ BACKENDS: tuple[Backend, ...] = (
 )
 
 
+PALLAS = Backend("pallas", tpu.linear, tpu.argmax, xla.embed, packed=False)  # for TPUs, of one device
+
+
 def choose(name: str, platform: str) -> Backend:
     """The implementation of that name; "auto" is the fastest one that the platform ("cpu", "gpu", "tpu") has."""
+    if name == "pallas":
+        return PALLAS
     if name == "auto":
         name = "native" if platform == "cpu" and native.available() else "xla"
     return next(backend for backend in BACKENDS if backend.name == name)

@@ -55,18 +55,21 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 @tree_util.register_dataclass
 @dataclass(frozen=True)
 class DenseWeight:
-    """data: [layers, out, in], as checkpoints store matrices; int8 with scale, float32 [layers, out]."""
+    """data: [layers, out, in], as checkpoints store matrices; 8-bit ones with scale, float32 [layers, out].
+
+    Those of experts are [layers, experts, out, in], see ops/experts.
+    """
 
     data: jax.Array
     scale: jax.Array | None = None
 
     @property
     def out_features(self) -> int:
-        return self.data.shape[1]
+        return self.data.shape[-2]
 
     @property
     def in_features(self) -> int:
-        return self.data.shape[2]
+        return self.data.shape[-1]
 
     @property
     def layers(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,22 @@ from jax import lax
 from noria.ops.linear.reference import add_residual, gate, largest, normalized
 from noria.ops.linear.types import DenseWeight, PackedWeight, Weight
 from noria.ops.rms_norm import RmsNorm
+
+Product = Callable[[jax.Array, DenseWeight, jax.Array], jax.Array]
+
+
+def product(x: jax.Array, weight: DenseWeight, layer: jax.Array) -> jax.Array:
+    """x [T, K] times the layer's matrix transposed, float32 [T, N].
+
+    [out, in] is the orientation in which XLA's CPU product of two or more rows sums each row in the same order
+    whatever their number. One row alone would take another path, and in bfloat16 one 30 times slower: callers on the
+    CPU pass two rows or more.
+    """
+    matrix = lax.dynamic_index_in_dim(weight.data, layer, keepdims=False)
+    if weight.scale is not None:
+        matrix = matrix.astype(x.dtype)
+    y = lax.dot_general(x, matrix, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return y if weight.scale is None else y * lax.dynamic_index_in_dim(weight.scale, layer, keepdims=False)
 
 
 def linear(
@@ -26,22 +42,12 @@ def linear(
     residual: jax.Array | None = None,
     out_dtype: jnp.dtype | None = None,
     quantize_x: bool = False,  # dense weights have no codes that it would speed up
+    product: Product = product,
 ) -> tuple[jax.Array, ...]:
-    """See api.py.
-
-    [out, in] is the orientation in which XLA's CPU product of two or more rows sums each row in the same order
-    whatever their number. One row alone would take another path, and in bfloat16 one 30 times slower: callers on the
-    CPU pass two rows or more.
-    """
+    """See api.py. product: with what matrices are multiplied."""
     x, results = normalized(x, norm, layer), []
     for weight, bias in zip(weights, biases or [None] * len(weights)):
-        weight = _dense(weight)
-        matrix = lax.dynamic_index_in_dim(weight.data, layer, keepdims=False)
-        if weight.scale is not None:
-            matrix = matrix.astype(x.dtype)
-        y = lax.dot_general(x, matrix, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-        if weight.scale is not None:
-            y = y * lax.dynamic_index_in_dim(weight.scale, layer, keepdims=False)
+        y = product(x, _dense(weight), layer)
         results.append(y if bias is None else y + bias[layer].astype(jnp.float32))
     results = add_residual(gate(results, activation), post_norm, layer, residual)
     return tuple(y.astype(out_dtype or x.dtype) for y in results)
@@ -55,9 +61,10 @@ def argmax(
     num_choices: int,
     norm: RmsNorm | None = None,
     quantize_x: bool = False,
+    product: Product = product,
 ) -> jax.Array:
-    """See api.py."""
-    (logits,) = linear(x, (weight,), jnp.int32(0), rows, norm=norm, out_dtype=jnp.dtype(jnp.float32))
+    """See api.py, and linear."""
+    (logits,) = linear(x, (weight,), jnp.int32(0), rows, norm=norm, out_dtype=jnp.dtype(jnp.float32), product=product)
     return largest(logits, num_choices)
 
 

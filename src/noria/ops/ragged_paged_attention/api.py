@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Protocol
 
 import jax
@@ -38,6 +37,8 @@ class RaggedPagedAttention(Protocol):
     head_dim] in the dtype of q, of no meaning for padding tokens but finite, and the cache, updated in place when it is
     donated or carried by a loop.
 
+    v is None where the values are the keys, in caches of one plane, which the implementations in XLA take.
+
     scale multiplies the scores; soft_cap c turns them into c * tanh(scores / c).
     """
 
@@ -45,7 +46,7 @@ class RaggedPagedAttention(Protocol):
         self,
         q: jax.Array,
         k: jax.Array,
-        v: jax.Array,
+        v: jax.Array | None,
         cache: KVCache,
         batch: RaggedBatch,
         layer: LayerAddress,
@@ -55,7 +56,7 @@ class RaggedPagedAttention(Protocol):
     ) -> tuple[jax.Array, KVCache]: ...
 
 
-# The ones that take everything; there is "pallas" besides, for TPUs, see tpu.unsupported.
+# The ones that take everything. "pallas", for TPUs, has another form of cache and takes what tpu.unsupported allows.
 BACKENDS: tuple[tuple[str, RaggedPagedAttention], ...] = (
     ("reference", reference.ragged_paged_attention),
     ("xla", xla.ragged_paged_attention),
@@ -63,11 +64,11 @@ BACKENDS: tuple[tuple[str, RaggedPagedAttention], ...] = (
 )
 
 
-def choose(name: str, platform: str, windows: tuple[int, ...] = (FULL_ATTENTION,)) -> RaggedPagedAttention:
+def choose(name: str, platform: str) -> RaggedPagedAttention:
     """The implementation of that name; "auto" is the fastest one that the platform ("cpu", "gpu", "tpu") has
-    and that takes everything. windows: all that layer.window may be; Pallas kernels are made for them."""
+    and that takes everything."""
     if name == "pallas":
-        return partial(tpu.ragged_paged_attention, windows=windows)
+        return tpu.ragged_paged_attention
     if name == "auto":
         name = "native" if platform == "cpu" and native.available() else "xla"
     return dict(BACKENDS)[name]

@@ -13,43 +13,43 @@ from noria.ops.ragged_paged_attention.types import CACHE_DTYPES, KVCache, LayerA
 _INT8_MAX = 127.0
 
 
-def write(cache: KVCache, k: jax.Array, v: jax.Array, batch: RaggedBatch, layer: LayerAddress) -> KVCache:
+def write(cache: KVCache, k: jax.Array, v: jax.Array | None, batch: RaggedBatch, layer: LayerAddress) -> KVCache:
     """The cache with the step's new keys and values at their places; padding tokens go to the layer's null block.
 
-    k, v: [T, kv_heads, head_dim].
+    k, v: [T, kv_heads, head_dim]; v is None where the values are the keys.
     """
     rows, block_size = batch.seq_lens.shape[0], cache.block_size
     table = batch.block_tables[layer.group]  # [R, B]
     block = table[jnp.minimum(batch.token_rows, rows - 1), batch.positions // block_size]
     block = layer.offset + jnp.where(batch.token_rows < rows, block, 0)
     place = (block, batch.positions % block_size)
-    new = jnp.stack([k, v], axis=2)  # [T, kv_heads, 2, head_dim]
+    new = jnp.stack([k] if v is None else [k, v], axis=2)  # [T, kv_heads, 2 or 1, head_dim]
     if cache.scale is None:
-        bits = lax.bitcast_convert_type(_saturate(new, CACHE_DTYPES[cache.dtype]), cache.data.dtype)
-        return dataclasses.replace(cache, data=_set(cache.data, place, bits))
-    new = new.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(new), axis=-1) / _INT8_MAX  # [T, kv_heads, 2]
-    levels = new / jnp.where(scale == 0, 1.0, scale)[..., None]
-    data = jnp.clip(jnp.round(levels), -_INT8_MAX, _INT8_MAX).astype(jnp.int8)
-    return dataclasses.replace(cache, data=_set(cache.data, place, data), scale=_set(cache.scale, place, scale))
-
-
-def _set(array: jax.Array, place: tuple[jax.Array, jax.Array], new: jax.Array) -> jax.Array:
-    """new: [T, kv_heads, 2, ...], whose axes may be joined in the array."""
-    return array.at[place].set(new.reshape(-1, *array.shape[2:]))
+        bits = lax.bitcast_convert_type(saturated(new, CACHE_DTYPES[cache.dtype]), cache.data.dtype)
+        return dataclasses.replace(cache, data=cache.data.at[place].set(bits))
+    data, scale = quantized(new)
+    return dataclasses.replace(cache, data=cache.data.at[place].set(data), scale=cache.scale.at[place].set(scale))
 
 
 def read(cache: KVCache, blocks: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
     """Keys and values of whole blocks. blocks: [..., n] -> two of [..., n * block_size, kv_heads, head_dim]."""
-    pages = cache.data[blocks]  # [..., n, block_size, kv_heads, 2, head_dim] or with two axes joined
+    pages = cache.data[blocks]  # [..., n, block_size, kv_heads, 2, head_dim]
     pages = lax.bitcast_convert_type(pages, CACHE_DTYPES[cache.dtype]).astype(dtype)
     if cache.scale is not None:
         pages = (pages.astype(jnp.float32) * cache.scale[blocks][..., None]).astype(dtype)
-    pages = pages.reshape(*blocks.shape[:-1], blocks.shape[-1] * cache.block_size, -1, 2, pages.shape[-1])
-    return pages[..., 0, :], pages[..., 1, :]
+    pages = pages.reshape(*blocks.shape[:-1], -1, *pages.shape[-3:])
+    return pages[..., 0, :], pages[..., -1, :]
 
 
-def _saturate(values: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def quantized(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """int8 levels [..., n] of values [..., n], and the float32 scale [...] that gives the values back."""
+    values = values.astype(jnp.float32)
+    scale = jnp.max(jnp.abs(values), axis=-1) / _INT8_MAX
+    levels = values / jnp.where(scale == 0, 1.0, scale)[..., None]
+    return jnp.clip(jnp.round(levels), -_INT8_MAX, _INT8_MAX).astype(jnp.int8), scale
+
+
+def saturated(values: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Converts to a narrower float without making infinities or NaNs out of finite values."""
     if jnp.dtype(dtype).itemsize >= values.dtype.itemsize:
         return values.astype(dtype)

@@ -19,7 +19,7 @@ _DTYPES = tuple(CACHE_DTYPES)  # CacheDtype there numbers them in this order
 def ragged_paged_attention(
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     cache: KVCache,
     batch: RaggedBatch,
     layer: LayerAddress,
@@ -33,6 +33,8 @@ def ragged_paged_attention(
 
     path: an instruction set of NativeLibrary.paths, "" for the best; threads: 0 for all of XLA's.
     """
+    if v is None:
+        raise TypeError("the native back end does not compute latent attention")
     arrays = [cache.data] if cache.scale is None else [cache.data, cache.scale]
     call = jax.ffi.ffi_call(
         "noria_ragged_paged_attention",

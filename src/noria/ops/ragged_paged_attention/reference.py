@@ -15,7 +15,7 @@ from noria.ops.ragged_paged_attention.types import KVCache, LayerAddress, Ragged
 def ragged_paged_attention(
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     cache: KVCache,
     batch: RaggedBatch,
     layer: LayerAddress,

@@ -29,15 +29,14 @@ class KVCache:
 
     What nobody wrote may hold anything, even NaN: no result depends on it.
 
+    For the kernel of TPUs the arrays are lines, as tpu_lines.py says; elsewhere:
     data: [slots * num_blocks, block_size, kv_heads, 2, head_dim]; index 0 of the axis of length 2 is keys, 1 is values.
+    In a cache whose values are its keys (latent attention) that axis has length 1.
     On a CPU floats narrower than 32 bits are kept as the unsigned integers with their bits: to write a few values into
     an array of such floats, XLA converts the whole array to float32 and back there. Elsewhere they are what they are,
-    since a kernel that wants floats would be given a copy of the whole array; and the axes of heads and of keys and
-    values are one, as a TPU's kernel wants them: arrays lie in tiles of the last two axes there, so that to join axes
-    is to copy.
+    since a kernel that wants floats would be given a copy of the whole array.
     dtype: of the values, a key of CACHE_DTYPES.
-    scale: float32 [slots * num_blocks, block_size, kv_heads, 2], or joined as above, for int8 (one scale per token and
-    head), else None.
+    scale: float32 [slots * num_blocks, block_size, kv_heads, 2] for int8 (one scale per token and head), else None.
     """
 
     data: jax.Array
@@ -50,20 +49,27 @@ class KVCache:
 
     @staticmethod
     def abstract(
-        rows: int, block_size: int, kv_heads: int, head_dim: int, dtype: str, *, on_cpu: bool = True
+        rows: int,
+        block_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        *,
+        planes: int = 2,
+        as_bits: bool = True,
     ) -> KVCache:
-        """The shapes (jax.ShapeDtypeStruct) of a cache; dtype is a key of CACHE_DTYPES."""
-        heads = (kv_heads, 2) if on_cpu else (kv_heads * 2,)
-        shape = (rows, block_size, *heads, head_dim)
+        """The shapes (jax.ShapeDtypeStruct) of a cache; dtype is a key of CACHE_DTYPES. planes: 1 where the values are
+        the keys. as_bits: as CPUs want it."""
+        shape = (rows, block_size, kv_heads, planes, head_dim)
         scale = jax.ShapeDtypeStruct(shape[:-1], jnp.float32) if dtype == "int8" else None
-        data = jax.ShapeDtypeStruct(shape, _stored_as(dtype) if on_cpu else CACHE_DTYPES[dtype])
+        data = jax.ShapeDtypeStruct(shape, _stored_as(dtype) if as_bits else CACHE_DTYPES[dtype])
         return KVCache(data, scale, dtype)  # pyright: ignore[reportArgumentType]
 
     @staticmethod
-    def bytes_per_block(block_size: int, kv_heads: int, head_dim: int, dtype: str) -> int:
+    def bytes_per_block(block_size: int, kv_heads: int, head_dim: int, dtype: str, planes: int = 2) -> int:
         """Bytes of one block in one layer slot."""
         scale = 4 if dtype == "int8" else 0
-        return block_size * kv_heads * 2 * (head_dim * CACHE_DTYPES[dtype].itemsize + scale)
+        return block_size * kv_heads * planes * (head_dim * CACHE_DTYPES[dtype].itemsize + scale)
 
 
 def _stored_as(dtype: str) -> jnp.dtype:

@@ -26,7 +26,7 @@ _MASKED = -1e30  # finite, so that differences of two masked scores are not NaN
 def ragged_paged_attention(
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     cache: KVCache,
     batch: RaggedBatch,
     layer: LayerAddress,

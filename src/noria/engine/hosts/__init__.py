@@ -1,0 +1,1 @@
+"""Several hosts as one program: how they find each other, what they say, and who does what."""

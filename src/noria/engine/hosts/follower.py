@@ -1,0 +1,197 @@
+"""A host that follows: the runner of host 0 once more, driven by what host 0 says."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import msgspec
+
+from noria.config import EngineConfig
+from noria.engine.devices import make_engine_mesh
+from noria.engine.hosts.link import BEAT_S, GOODBYE_S, SILENCE_S, STUCK_S, Link, end_process
+from noria.engine.hosts.meeting import join
+from noria.engine.hosts.messages import (
+    Beat,
+    Execute,
+    Failed,
+    Load,
+    Loaded,
+    Message,
+    Prepare,
+    Prepared,
+    Sample,
+    Stop,
+    Take,
+    masks_of,
+    schedule_of,
+)
+from noria.engine.hosts.world import become_one, greet
+from noria.engine.startup import build_runner, find_model, load_weights_or_shapes
+from noria.errors import ConfigError, EngineDeadError, NoriaError, named
+from noria.runner.results import SampledTokens
+from noria.runner.runner import ModelRunner
+from noria.weights.checkpoint import open_checkpoint
+
+
+def follow(config: EngineConfig, note: Callable[[str], None] = lambda text: None) -> None:
+    """Does what host 0 does until that one ends: weights, cache and every step, on the devices of this host.
+
+    config: that of host 0 but for node_rank and what may differ, such as where the model lies. note: shows a line.
+    Raises ConfigError when the hosts do not find each other in time or do not fit each other, whatever went wrong at
+    host 0, and EngineDeadError when a host is gone. Should this thread wait for ever for a host that is gone, the
+    process ends with HOST_LOST.
+    """
+    if not config.node_rank:
+        raise ConfigError("node_rank 0 is the host that leads; one that follows has a node_rank of 1 to nnodes - 1")
+    note(f"host {config.node_rank} of {config.nnodes} looks for host 0 at {config.master_addr}:{config.master_port}")
+    lead = _Lead(join(config))
+    try:
+        become_one(config)
+        _Follower(config, lead, note).run()
+        jax.distributed.shutdown()
+    except BaseException as error:
+        lead.fail(error)
+        raise
+    finally:
+        lead.close()
+
+
+class _Lead:
+    """Host 0 as the others see it."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._messages: queue.SimpleQueue[Message | NoriaError] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        threading.Thread(target=self._read, name="noria-host-0", daemon=True).start()
+        threading.Thread(target=self._beat, name="noria-host-beats", daemon=True).start()
+
+    def messages(self) -> Iterator[Message]:
+        """Up to Stop. Raises what went wrong at host 0, or EngineDeadError when it is gone."""
+        while True:
+            message = self._messages.get()
+            if isinstance(message, NoriaError):
+                raise message
+            if isinstance(message, Stop):
+                return
+            yield message
+
+    def send(self, message: Message) -> None:
+        self._link.send(message)
+
+    def fail(self, error: BaseException) -> None:
+        """Tells host 0 that this one ends with an error."""
+        reason = str(error) if isinstance(error, NoriaError) else f"{type(error).__name__}: {error}"
+        kind = type(error).__name__ if isinstance(error, NoriaError) else EngineDeadError.__name__
+        with contextlib.suppress(OSError):
+            self._link.send(Failed(kind, reason))
+
+    def close(self) -> None:
+        self._closing.set()
+        self._link.close()
+
+    def _read(self) -> None:
+        try:
+            for message in self._link.messages():
+                if isinstance(message, Failed):
+                    return self._lose(named(message.kind, message.reason))
+                if not isinstance(message, Beat):
+                    self._messages.put(message)
+                if isinstance(message, Stop):
+                    stuck = EngineDeadError(f"this host did not end within {GOODBYE_S:g} s of host 0")
+                    return self._watch_the_end(stuck, GOODBYE_S)
+            reason = "it has ended"
+        except TimeoutError:
+            reason = f"it has been silent for {SILENCE_S:g} s"
+        except (OSError, msgspec.MsgspecError) as error:
+            reason = str(error)
+        return self._lose(EngineDeadError(f"host 0 is gone: {reason}"))
+
+    def _lose(self, error: NoriaError) -> None:
+        if not self._closing.is_set():
+            self._messages.put(error)
+            self._watch_the_end(error, STUCK_S)
+
+    def _watch_the_end(self, error: NoriaError, limit_s: float) -> None:
+        if not self._closing.wait(limit_s):
+            end_process(error)
+
+    def _beat(self) -> None:
+        while not self._closing.wait(BEAT_S):
+            with contextlib.suppress(OSError):
+                self._link.beat()
+
+
+class _Follower:
+    def __init__(self, config: EngineConfig, lead: _Lead, note: Callable[[str], None]) -> None:
+        self._config = config
+        self._lead = lead
+        self._note = note
+        self._mesh = make_engine_mesh(config)
+        greet(self._mesh)
+        self._path: Path = find_model(config)
+        self._runner: ModelRunner | None = None
+        self._programs_only = False
+        self._in_flight: deque[SampledTokens] = deque()
+
+    def run(self) -> None:
+        try:
+            for message in self._lead.messages():
+                self._obey(message)
+        finally:
+            if self._runner is not None:
+                self._runner.close()
+
+    def _obey(self, message: Message) -> None:
+        if isinstance(message, Load):
+            return self._load(message)
+        runner = self._runner
+        assert runner is not None, "host 0 says first what to load"
+        match message:
+            case Prepare(num_blocks):
+                runner.initialize_kv_cache(num_blocks, allocate=not self._programs_only)
+                runner.capture_model()
+                self._lead.send(Prepared())
+                self._note(f"host {self._config.node_rank} follows")
+            case Execute():
+                runner.execute_model(schedule_of(message))
+            case Sample():
+                self._in_flight.append(runner.sample_tokens(masks_of(message)))
+            case Take():
+                self._in_flight.popleft().result()
+            case _:
+                raise EngineDeadError(f"host 0 said {type(message).__name__}, which is not for a host that follows")
+
+    def _load(self, message: Load) -> None:
+        config, self._programs_only = self._config, message.programs_only
+        with open_checkpoint(self._path, config_only=config.load_format == "dummy") as checkpoint:
+            runner = build_runner(ModelRunner, config, checkpoint, self._mesh, message.num_valid_tokens)
+            runner.profile_run()
+            load_weights_or_shapes(runner, checkpoint, programs_only=message.programs_only)
+        self._runner = runner
+        self._lead.send(Loaded(runner.profile_run().available))
+
+
+@contextlib.contextmanager
+def patient_signals(note: Callable[[str], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT reach all hosts at the same time, and host 0 may have requests to finish: it ends this one.
+    A second one is obeyed."""
+
+    def handler(number: int, frame: object) -> None:
+        note("host 0 ends this host when it ends; a second signal does so now")
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, each in before.items():
+            signal.signal(number, each)

@@ -1,0 +1,61 @@
+"""The devices of all hosts as those of one program: JAX's part of the meeting."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from noria.config import EngineConfig
+from noria.errors import ConfigError
+
+
+def become_one(config: EngineConfig) -> None:
+    """JAX's devices are those of all hosts from here on. Raises ConfigError when this process cannot take part."""
+    if jax.distributed.is_initialized():
+        raise ConfigError("nnodes: a process can join other hosts only once; start a new process for a new engine")
+    # A host that is lost is noted by noria, and in seconds; JAX would abort every process, after minutes.
+    jax.config.update("jax_enable_recoverability", True)
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
+    host = f"[{config.master_addr}]" if ":" in config.master_addr else config.master_addr
+    address = f"{host}:{config.master_port + 1}"
+    try:
+        jax.distributed.initialize(
+            address,
+            config.nnodes,
+            config.node_rank,
+            cluster_detection_method="deactivate",
+            coordinator_bind_address=address,
+            initialization_timeout=config.distributed_timeout_seconds,
+        )
+    except RuntimeError as error:  # XlaRuntimeError is one
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"the hosts cannot become one at {address}, the port after master_port: {first}") from None
+
+
+def greet(mesh: Mesh) -> None:
+    """A first sum over all devices of the mesh: what is in the way between hosts shows before anything is loaded."""
+    everywhere = PartitionSpec(tuple(mesh.axis_names))
+    one = jax.make_array_from_callback((mesh.size,), NamedSharding(mesh, everywhere), lambda _: np.ones(1, np.int32))
+    with _stdout_to_stderr():  # the CPU's collectives say on stdout, which is the answer's, that they are connected
+        total = jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(one)
+        if int(total) != mesh.size:
+            raise ConfigError(f"the {mesh.size} devices of the hosts add up to {int(total)}; is the network sound?")
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
