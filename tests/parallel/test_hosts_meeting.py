@@ -132,7 +132,7 @@ def test_what_is_said_arrives() -> None:
     new = NewRequest("1", [1, 2, 3], params, frozenset((2, 9)), -(2**63), 3, 2, ([4, 5], [6]), ((7, 8), (9,)))
     cached = (CachedRequest("2", 7, ([1], [])), CachedRequest("0", 3, ([1], [2]), True, [5, 6]))
     scheduled = {"2": 1, "1": 1, "0": 4}
-    schedule = Schedule((new,), cached, scheduled, 2, ("3",), ("4", "5"))
+    schedule = Schedule((new,), cached, scheduled, 2, {"0": [5, 6]}, ("3",), ("4", "5"))
     arrived = schedule_of(decoder()(encode(execute(schedule))))  # type: ignore[arg-type]
     assert arrived == schedule
     assert list(arrived.num_scheduled_tokens) == list(scheduled)  # the order is that of the batch

@@ -46,9 +46,10 @@ def main(args: Sequence[str]) -> int:
     config = EngineConfig(model=chosen.model, **options.values_of(chosen.engine))
     from noria.server.batch.files import Input, Output
 
-    path = fetch(config.model, config.revision)
-    follow_if_told(config, path)
+    if config.node_rank:  # host 0 has the files
+        follow_if_told(config, fetch(config.model, config.revision))
     source = Input.open(Path(chosen.input))
+    path = fetch(config.model, config.revision)
     with Output(Path(chosen.output), source) as output:
         total, done = len(source.keys), len(output.done)
         note(f"{total:,} lines" + (f", {done:,} of them have a result already" if done else ""))

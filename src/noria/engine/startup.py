@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jax.sharding import Mesh
 
@@ -20,8 +21,6 @@ from noria.engine.core import EngineCore
 from noria.engine.devices import make_engine_mesh
 from noria.engine.draft_model import DraftModelProposer, draft_options
 from noria.engine.eagle3 import Eagle3Proposer, HeadFiles, open_head
-from noria.engine.hosts.lead import Hosts, LeadRunner
-from noria.engine.hosts.world import greet
 from noria.engine.speculation import Speculation
 from noria.engine.structured import StructuredRequests
 from noria.errors import ConfigError
@@ -37,6 +36,9 @@ from noria.text.tokenizer import Tokenizer, load_tokenizer, no_tokenizer
 from noria.weights.base import Checkpoint
 from noria.weights.checkpoint import open_checkpoint
 from noria.weights.hub import resolve_model
+
+if TYPE_CHECKING:
+    from noria.engine.hosts.lead import Hosts, LeadRunner
 
 _log = logging.getLogger(__name__)
 # Yields a function (done, total) that shows how far something is; the text says what.
@@ -122,6 +124,8 @@ def _start(config: EngineConfig, progress: ProgressBar | None, *, programs_only:
             f"node_rank {config.node_rank} follows host 0 and answers nothing itself: start it with noria serve, or "
             "with noria.follow in Python"
         )
+    from noria.engine.hosts.lead import Hosts  # which needs a package that one host does not
+
     bar = progress or no_bar
     with bar(f"waiting for {config.nnodes - 1} other hosts at {config.master_addr}:{config.master_port}"):
         hosts = Hosts.meet(config)
@@ -137,6 +141,9 @@ def _begin(config: EngineConfig, progress: ProgressBar | None, hosts: Hosts | No
     if hosts is None:
         mesh, make = make_engine_mesh(config), ModelRunner
     else:
+        from noria.engine.hosts.lead import LeadRunner
+        from noria.engine.hosts.world import greet
+
         with hosts.guard():
             mesh, make = make_engine_mesh(config), partial(LeadRunner, hosts)
             greet(mesh)
@@ -229,8 +236,8 @@ def _make_ready(
 def _load(runner: ModelRunner, checkpoint: Checkpoint, bar: ProgressBar, programs_only: bool) -> MemoryPlan:
     """Returns the plan with what the weights really take."""
     here = lambda: load_weights_or_shapes(runner, checkpoint, programs_only=programs_only, bar=bar)
-    if isinstance(runner, LeadRunner):
-        return runner.load(here, programs_only=programs_only)
+    if runner.config.nnodes > 1:
+        return _leading(runner).load(here, programs_only=programs_only)
     here()
     return runner.profile_run()
 
@@ -243,7 +250,14 @@ def _prepare(
         with bar("compiling") as show:
             return runner.capture_model(show, stored)
 
-    return runner.prepare(num_blocks, here) if isinstance(runner, LeadRunner) else here()
+    return _leading(runner).prepare(num_blocks, here) if runner.config.nnodes > 1 else here()
+
+
+def _leading(runner: ModelRunner) -> LeadRunner:
+    from noria.engine.hosts.lead import LeadRunner
+
+    assert isinstance(runner, LeadRunner)
+    return runner
 
 
 def _draft(
