@@ -108,5 +108,5 @@ def _compile_with_text(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled
     """The compiler writes the text itself: JAX's own reader does not know every instruction that libtpu makes."""
     with tempfile.TemporaryDirectory(prefix="noria-plan-") as folder:
         program = lowered.compile({"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        (path,) = Path(folder).glob("*.after_optimizations.txt")
+        (path,) = Path(folder).glob("*after_optimizations.txt")
         return program, path.read_text(encoding="utf-8")

@@ -86,7 +86,10 @@ def prepare(
     """
     model = build_model(model_config)
     limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
-    resolved = dataclasses.replace(config, compile_cache_dir=config.compile_cache_dir or "").resolve(limits, "tpu")
+    # libtpu 0.0.42 sometimes crashed when it compiled several programs for several slices at once.
+    threads = 1 if config.compile_threads is None and topology.num_slices > 1 else config.compile_threads
+    changes: dict[str, Any] = {"compile_cache_dir": config.compile_cache_dir or "", "compile_threads": threads}
+    resolved = dataclasses.replace(config, **changes).resolve(limits, "tpu")
     context = resolved.max_model_len // 2 if context is None else context
     if not 0 <= context < resolved.max_model_len:
         raise ConfigError(f"context ({context}) must be below max_model_len ({resolved.max_model_len}); lower it")
