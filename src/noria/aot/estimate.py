@@ -61,6 +61,10 @@ class Estimator:
         """Of prompts that fill a step, of which the last one ends in it."""
         return self._speed(1, 0, tokens, self._prompts(tokens))
 
+    def of_prompts(self, tokens: int, sent: float) -> Roofline:
+        """Of a forward pass that computes so many tokens of prompts and sends so many bytes."""
+        return roofline(self.device, self._prompts(tokens), sent)
+
     def _speed(self, rows: int, context: int, tokens: int, work: Work) -> Speed | None:
         forward = self._find("forward", pick(self.buckets.tokens, tokens))
         sample = self._find("sample", pick(self.buckets.requests, rows))
