@@ -45,6 +45,8 @@ class EngineConfig:
     seed: int | None = None  # of random weights and of requests that bring no seed of their own
     device: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
     tensor_parallel_size: int = 1  # devices that share the matrices, heads and vocabulary of the model
+    data_parallel_size: int = 1  # copies of the model, each with a share of the requests; the one axis across slices
+    attention_data_parallel_size: int = 1  # parts of a copy that split attention by request, and the rest like tensors
     expert_parallel_size: int = 1  # times as many devices, each of which has some of the experts whole
     device_order: tuple[int, ...] = ()  # ids of the devices to use, in the order of the shards; (): as they come
     nnodes: int = 1  # hosts that run the engine as one program, with a process on each; see docs/deployment.md
@@ -61,7 +63,7 @@ class EngineConfig:
 
     kv_cache_dtype: CacheDtype = "auto"  # auto: the dtype of the activations
     block_size: int = 16  # tokens in a cache block
-    num_blocks_override: int | None = None  # size of the pool, instead of computing it from memory
+    num_blocks_override: int | None = None  # size of the pool (of each rank), instead of computing it from memory
     memory_utilization: float = 0.9  # share of the device's memory the engine may take
     kv_cache_memory_bytes: int | None = None  # upper bound of the pool; None on a CPU: 1 GiB
     enable_prefix_caching: bool = True
@@ -114,6 +116,11 @@ class EngineConfig:
             raise ConfigError(f"memory_utilization must be in (0, 1], not {self.memory_utilization}")
         if not 0 <= self.node_rank < self.nnodes:
             raise ConfigError(f"node_rank must be 0 to nnodes - 1 ({self.nnodes - 1}), not {self.node_rank}")
+        if self.nnodes > 1 and self.num_ranks > 1:
+            raise ConfigError(
+                f"data_parallel_size and attention_data_parallel_size work on one host, not with nnodes {self.nnodes}; "
+                "leave them out"
+            )
         if not self.master_addr:
             raise ConfigError("master_addr must be the address of host 0, not empty")
         if not 1 <= self.master_port < 2**16 - 1:  # the next one is needed, too
@@ -134,9 +141,13 @@ class EngineConfig:
             )
 
     @property
+    def num_ranks(self) -> int:
+        """Groups of devices that each keep requests of their own."""
+        return self.data_parallel_size * self.attention_data_parallel_size
+
+    @property
     def num_devices(self) -> int:
-        """That share the model."""
-        return self.tensor_parallel_size * self.expert_parallel_size
+        return self.num_ranks * self.expert_parallel_size * self.tensor_parallel_size
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
@@ -168,15 +179,28 @@ class EngineConfig:
                 f"max_model_len ({max_model_len}) exceeds the {limits.max_position_embeddings} positions "
                 "the model was made for; lower it"
             )
-        max_num_seqs = self.max_num_seqs or (64 if on_cpu else 256)
-        budget = self.max_num_batched_tokens or max(512 if on_cpu else 2048, max_num_seqs)
+        copies, ranks = self.data_parallel_size, self.num_ranks
+        max_num_seqs = self.max_num_seqs or -(-copies * (64 if on_cpu else 256) // ranks) * ranks
+        if max_num_seqs % ranks:
+            more = -(-max_num_seqs // ranks) * ranks
+            raise ConfigError(
+                f"max_num_seqs ({max_num_seqs}) must be a multiple of data_parallel_size x "
+                f"attention_data_parallel_size ({ranks}), which have equal shares of it; use {more}"
+            )
+        budget = self.max_num_batched_tokens or max(copies * (512 if on_cpu else 2048), max_num_seqs)
         if budget < max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({max_num_seqs}), so that every "
                 "running request can advance in each step; raise the one or lower the other"
             )
         if (speculation := self.speculation) is not None:
-            speculation.check(max_model_len, min(budget, max_num_seqs * max_model_len), self.num_devices, self.nnodes)
+            speculation.check(
+                max_model_len,
+                min(budget, max_num_seqs * max_model_len) // ranks,
+                num_devices=self.num_devices,
+                num_ranks=ranks,
+                nnodes=self.nnodes,
+            )
         sizes = {
             "max_model_len": max_model_len,
             "max_num_seqs": max_num_seqs,
@@ -208,6 +232,6 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noria"
 
 
-_PARALLEL = ("tensor_parallel_size", "expert_parallel_size")
+_PARALLEL = ("data_parallel_size", "attention_data_parallel_size", "expert_parallel_size", "tensor_parallel_size")
 # Strings that may be given as a Path.
 _PATHS = ("model", "tokenizer", "chat_template", "compile_cache_dir", "programs_dir")

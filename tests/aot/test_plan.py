@@ -87,12 +87,18 @@ def test_every_kind_of_chip(tiny: str, topology: str) -> None:
 @needs_libtpu
 @pytest.mark.slow
 def test_forward_passes_of_two_slices_exchange_nothing_more(tiny: str) -> None:
-    one, two = (run(tiny, "--topology", "v6e:2x2", "--num-slices", slices, *SMALL) for slices in "12")
-    assert (two["slices"], two["tensor_parallel_size"]) == (2, 4)
+    one = run(tiny, "--topology", "v6e:2x2", *SMALL)
+    twice = ("--max-num-seqs", "16", "--max-num-batched-tokens", "32", "--max-model-len", "256")
+    two = run(tiny, "--topology", "v6e:2x2", "--num-slices", "2", *twice)
+    assert (two["slices"], two["data_parallel_size"], two["tensor_parallel_size"]) == (2, 2, 4)
     assert [each["error"] for each in two["programs"]] == [None] * 7
     (alone,), (forward,) = ([each for each in plan["programs"] if each["name"] == "forward"] for plan in (one, two))
     assert forward["exchanges"] == alone["exchanges"]
-    assert two["memory"] == one["memory"]
+    assert two["cache_tokens"] == 2 * one["cache_tokens"]
+    for key in ("weights", "activations", "block_bytes", "num_blocks"):
+        assert two["memory"][key] == one["memory"][key]  # of a device
+    for key in ("decode", "prefill"):
+        assert two[key]["tokens_per_s"] == pytest.approx(2 * one[key]["tokens_per_s"], rel=0.02)
 
 
 @needs_libtpu
@@ -166,6 +172,12 @@ def test_a_decode_step_reads_little_more_than_it_must() -> None:
     ("options", "topology", "message"),
     [
         ({"tensor_parallel_size": 16}, "v6e:2x4", r"tensor_parallel_size \(16\) exceeds the 8 devices of v6e:2x4"),
+        ({"attention_data_parallel_size": 2}, "v6e:2x4", "attention_data_parallel_size: nothing is planned"),
+        (
+            {"data_parallel_size": 2, "tensor_parallel_size": 8},
+            "v6e:2x4",
+            r"data_parallel_size \(2\) x tensor_parallel_size \(8\) exceeds the 8 devices of v6e:2x4",
+        ),
         ({"kv_cache_dtype": "float16"}, "v6e:2x4", "kv_cache_dtype float16: a TPU does not compute in float16"),
         ({"max_model_len": 10**9}, "v6e:2x4", "max_model_len"),
         (
@@ -215,9 +227,11 @@ def test_a_model_that_does_not_fit(args: tuple[str, ...], remedy: str) -> None:
 
 def test_as_many_devices_as_can_share_it() -> None:
     config = load_config("llama-3.1-8b")  # 32 heads
-    assert sizes_for(config, parse_topology("v6e:2x4"))[-1] == 8
-    assert sizes_for(config, parse_topology("v6e:8x8"))[-1] == 32
-    assert sizes_for(load_config("qwen2.5-7b"), parse_topology("v6e:2x4"))[-1] == 4  # 28 heads, 4 KV heads
+    assert sizes_for(config, parse_topology("v6e:2x4"), EngineConfig(model="m"))[-1] == 8
+    assert sizes_for(config, parse_topology("v6e:8x8"), EngineConfig(model="m"))[-1] == 32
+    assert (
+        sizes_for(load_config("qwen2.5-7b"), parse_topology("v6e:2x4"), EngineConfig(model="m"))[-1] == 4
+    )  # 28 heads, 4 KV heads
     experts = load_config("mixtral-8x7b")
-    assert sizes_for(experts, parse_topology("v6e:2x4"), 2) == (1, 2, 4)
-    assert sizes_for(experts, parse_topology("v6e:2x4"), 16) == ()
+    assert sizes_for(experts, parse_topology("v6e:2x4"), EngineConfig(model="m", expert_parallel_size=2)) == (1, 2, 4)
+    assert sizes_for(experts, parse_topology("v6e:2x4"), EngineConfig(model="m", expert_parallel_size=16)) == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from noria.aot.compile import compile_into
 from noria.aot.models import load_config
 from noria.aot.programs import compile_all
 from noria.aot.search import search
-from noria.aot.setup import prepare
+from noria.aot.setup import compile_threads, copies_in_slice, prepare, sizes_for
 from noria.aot.topologies import Topology, parse_topology
 from noria.config import EngineConfig
 from noria.errors import CompileError, ConfigError
@@ -95,14 +96,11 @@ def test_the_smaller_grid_is_asked_for(asked: list[Topology]) -> None:
         assert asked[-1].name == part
 
 
-@pytest.mark.parametrize(("slices", "told", "threads"), [(2, None, 1), (2, 3, 3), (1, 3, 3)])
-def test_programs_for_several_slices_are_compiled_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, slices: int, told: int | None, threads: int
-) -> None:
+@pytest.mark.parametrize(("slices", "told", "threads"), [(2, None, 1), (2, 3, 3), (1, 3, 3), (1, None, None)])
+def test_programs_for_several_slices_are_compiled_one_by_one(slices: int, told: int | None, threads: int) -> None:
     """Unless it is told otherwise."""
-    monkeypatch.setattr(setup, "make_mesh", lambda *_: one_device())
     config = EngineConfig(model="m", compile_threads=told, **SMALL)
-    assert prepare(config, TINY, parse_topology("v6e:1x1", slices)).config.compile_threads == threads
+    assert compile_threads(config, parse_topology("v6e:1x1", slices)) == threads
 
 
 def test_an_order_of_devices_is_of_one_slice() -> None:
@@ -132,6 +130,16 @@ def test_a_program_that_does_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(CompileError, match=r"does not compile for v6e:1x1: no room$"):
         compile_into(tmp_path, EngineConfig(model="m", **SMALL), TINY, ONE)
     assert not list(tmp_path.iterdir())
+
+
+def test_copies_are_divided_among_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = parse_topology("v6e:2x2", num_slices=2)
+    config = EngineConfig(model="m", **SMALL)
+    copies = lambda size: copies_in_slice(dataclasses.replace(config, data_parallel_size=size), two)
+    assert [copies(size) for size in (1, 2, 4)] == [1, 1, 2]
+    with pytest.raises(ConfigError, match=r"data_parallel_size \(3\) must be a multiple of the 2 slices"):
+        copies(3)
+    assert sizes_for(TINY, two, dataclasses.replace(config, data_parallel_size=4)) == (1, 2)
 
 
 @pytest.mark.parametrize(

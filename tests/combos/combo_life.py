@@ -94,8 +94,13 @@ class InFlight:
         if inputs.is_burst:
             tokens, sums = np.split(np.asarray(outputs), 2)
             sampled = dataclasses.replace(sampled, token_ids=tokens)
+            if inputs.places is not None:
+                tokens, sums = tokens[:, inputs.places[0]], sums[:, inputs.places[0]]
         elif inputs.places is not None:
-            sums = np.asarray(checksums(outputs))[inputs.places]
+            # There are hidden states for the largest bucket of each rank.
+            shape = self._runner.shape
+            rank, row = np.divmod(inputs.places, inputs.num_rows // shape.num_ranks)
+            sums = np.asarray(checksums(outputs))[rank * shape.num_logit_rows + row]
             tokens = np.where(inputs.places >= 0, np.asarray(sampled.token_ids)[inputs.places], NOT_SAMPLED)
         else:
             tokens, sums = np.zeros((1, len(outputs)), int), np.asarray(checksums(outputs))[None]

@@ -1,7 +1,8 @@
 """Runs the same requests on one device and on several, in a process that has eight, and prints what came as JSON.
 
-Its argument is JSON: a model folder, the engines (options of each by name), whether the model speaks, and the folder
-for compiled programs.
+Its argument is JSON: a model folder, the engines (options of each by name; `slices` is the number of machines that the
+devices are to belong to), whether the model speaks, whether only a few requests come, and the folder for compiled
+programs.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import json
 import sys
 from typing import Any
+from unittest.mock import patch
 
 from noria import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
+from noria.parallel import mesh
 
 PREFIX = [3, 11, 12, 13, 14, 15, 16, 17, 18, 19]  # more than a block, less than two
 PROMPTS = [[*PREFIX, *range(20 + index, 27 + 3 * index)] for index in range(7)]
@@ -29,6 +32,12 @@ def shaped(speaks: bool) -> list[SamplingParams]:
         SamplingParams(seed=4, logit_bias={5: 3.0}, bad_token_ids=[7, 8], min_tokens=4, **common),
         SamplingParams(seed=5, structured_outputs=follow, max_tokens=20),
     ]
+
+
+def few() -> list[tuple[list[list[int]], SamplingParams]]:
+    """Fewer requests than ranks: one, and three of very different lengths."""
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=3, prompt_logprobs=2)
+    return [([PREFIX[:3]], params), ([[4], [*range(20, 81)], [*range(90, 103)]], params)]
 
 
 def plain() -> list[SamplingParams]:
@@ -72,8 +81,12 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     found = {}
     for name, options in job["engines"].items():
-        with LLM(**engine_options(job) | options) as llm:
-            runs = [llm.generate(prompts, params) for params in (shaped(job["speaks"]), shaped(job["speaks"]), plain())]
+        slices = options.pop("slices", 1)
+        by_slice = lambda devices, slices=slices: [list(devices[index::slices]) for index in range(slices)]
+        with patch.object(mesh, "_by_slice", by_slice), LLM(**engine_options(job) | options) as llm:
+            many = () if job["few"] else (shaped(job["speaks"]), shaped(job["speaks"]), plain())
+            runs = [llm.generate(prompts, params) for params in many]
+            runs += [llm.generate([{"prompt_token_ids": each} for each in some], params) for some, params in few()]
             found[name] = [told(answers) for answers in runs]
     return found
 

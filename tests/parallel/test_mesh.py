@@ -151,6 +151,13 @@ def test_experts_that_do_not_divide(tensor: int, expert: int, message: str) -> N
         check_sizes(moe(), tensor, expert)
 
 
+def test_attention_data_shares_experts_too() -> None:
+    check_sizes(moe(), 1, 2, 2)
+    message = r"\(4\) x expert_parallel_size \(2\) devices .* 8 must divide .* experts \(4\); .*_size: 1, 2$"
+    with pytest.raises(ConfigError, match=message):
+        check_sizes(moe(), 1, 2, 4)
+
+
 def test_a_model_without_experts_has_none_to_share() -> None:
     with pytest.raises(ConfigError, match=r"expert_parallel_size \(2\) is for models with experts"):
         check_sizes(config(), 1, 2)
@@ -167,8 +174,8 @@ def test_what_one_device_has_of_experts() -> None:
     ("options", "message"),
     [
         ({"tensor_parallel_size": 0}, "tensor_parallel_size must be at least 1"),
-        ({"tensor_parallel_size": 64}, r"tensor_parallel_size \(64\) needs as many devices, but there are \d+ here"),
-        ({"device_order": [0, 1]}, "device_order names 2 devices, but tensor_parallel_size is 1"),
+        ({"tensor_parallel_size": 64}, r"tensor_parallel_size \(64\) needs 64 devices, but there are \d+ here"),
+        ({"device_order": [0, 1]}, r"device_order names 2 devices, but tensor_parallel_size \(1\) needs 1"),
         ({"device_order": [77]}, "device_order: there is no device 77"),
     ],
 )

@@ -42,6 +42,7 @@ class Row:
     stops: frozenset[int] = frozenset()
     over: bool = False  # a stop token was sampled: what comes after it means nothing
     contents: list[bytes] = field(default_factory=list)
+    rank: int = 0
 
     def right(self) -> list[bytes]:
         """What the cache must hold for each of the tokens."""
@@ -60,7 +61,8 @@ class FakeRunner:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.rows: dict[str, Row] = {}
-        self.cache: dict[tuple[int, int], tuple[int, bytes]] = {}  # (block, offset) -> (group, content)
+        # (block, offset) -> (group, content); the blocks of a rank are counted on from those of the rank before.
+        self.cache: dict[tuple[int, int], tuple[int, bytes]] = {}
 
     def step(self, schedule: Schedule) -> StepResult:
         computed, counts = self._apply(schedule), schedule.num_scheduled_tokens
@@ -139,8 +141,9 @@ class FakeRunner:
         for new in schedule.new_requests:
             assert new.request_id not in self.rows
             assert 0 < new.num_prompt_tokens <= len(new.token_ids)
-            tables = self._tables(new.block_ids)
-            self.rows[new.request_id] = Row(new.key, list(new.token_ids), tables, new.stop_token_ids)
+            tables = self._tables(new.block_ids, new.rank)
+            row = Row(new.key, list(new.token_ids), tables, new.stop_token_ids, rank=new.rank)
+            self.rows[new.request_id] = row
             computed[new.request_id] = new.num_computed_tokens
         for cached in schedule.cached_requests:
             row = self.rows[cached.request_id]
@@ -148,20 +151,20 @@ class FakeRunner:
                 assert row.tables is None
                 assert cached.token_ids is not None
                 assert cached.token_ids == row.token_ids
-                row.tables = self._tables(cached.new_block_ids)
+                row.tables, row.rank = self._tables(cached.new_block_ids, cached.rank), cached.rank
             else:
                 assert row.tables is not None
                 assert cached.token_ids is None
-                for table, blocks in zip(row.tables, cached.new_block_ids, strict=True):
+                for table, blocks in zip(row.tables, self._tables(cached.new_block_ids, row.rank), strict=True):
                     assert 0 not in blocks
                     table.extend(blocks)
             computed[cached.request_id] = cached.num_computed_tokens
         return computed
 
-    def _tables(self, block_ids: tuple[list[int], ...]) -> list[list[int]]:
+    def _tables(self, block_ids: tuple[list[int], ...], rank: int) -> list[list[int]]:
         assert len(block_ids) == self.layout.num_groups
         assert all(0 <= block < self.num_blocks for blocks in block_ids for block in blocks)
-        return [list(blocks) for blocks in block_ids]
+        return [[block and rank * self.num_blocks + block for block in blocks] for blocks in block_ids]
 
     def _write(self, request_id: str, span: range, written: set[tuple[int, int]], lost: bool) -> None:
         row = self.rows[request_id]

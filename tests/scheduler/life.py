@@ -63,15 +63,19 @@ class Life:
         ahead: bool,
         burst: int,
         knows_stops: bool,
+        ranks: int = 1,
     ) -> None:
-        """The pool holds one longest request and `spare` blocks. burst: num_scheduler_steps."""
+        """The pool holds one longest request and `spare` blocks. burst: num_scheduler_steps. Pool, max_num_seqs and
+        budget are those of each of the ranks."""
         layout = plan_layout(windows)
         num_blocks = blocks_for_request(layout, MAX_MODEL_LEN, block_size, budget) + 1 + spare
-        self.cache = PagedCache(layout, num_blocks, block_size, enable_prefix_caching=caching)
+        caches = [PagedCache(layout, num_blocks, block_size, enable_prefix_caching=caching) for _ in range(ranks)]
+        self.num_usable_blocks = ranks * caches[0].num_usable_blocks
+        self.ranks = ranks
         self.scheduler = Scheduler(
-            self.cache,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
+            caches,
+            max_num_seqs=ranks * max_num_seqs,
+            max_num_batched_tokens=ranks * budget,
             max_model_len=MAX_MODEL_LEN,
             policy=policy,
             num_scheduler_steps=burst,
@@ -85,6 +89,7 @@ class Life:
         self.must_report = False  # nobody can advance before that
         self.owed_finished: set[str] = set()  # ids the runner knows and must be told to forget
         self.owed_preempted: list[Request] = []  # in a step without tokens
+        self.ranks_before: dict[Request, int] = {}
         self.seen: Counter[str] = Counter()  # how often what happened, so that a test can tell it was one
 
     @property
@@ -165,25 +170,30 @@ class Life:
         preempted: list[Request],
     ) -> None:
         tokens = schedule.num_scheduled_tokens
-        in_a_pass = len(tokens) if schedule.is_burst else sum(tokens.values())
-        assert in_a_pass <= self.budget
         assert all(count >= 1 for count in tokens.values())
         assert tokens.keys() <= live.keys() - done
         running = [request for request in live.values() if request.status is RequestStatus.RUNNING]
-        assert len(running) <= self.max_num_seqs
         # The first in order always advances, the others too unless the budget ran out, and those behind are preempted
         # first and admitted last: so nobody starves.
         if live:
             first = min(running, key=self.order).request_id
             assert (first in tokens) != (first in done)
-        if in_a_pass < self.budget or schedule.is_burst:
-            assert {request.request_id for request in running} == tokens.keys() | done - {
-                request.request_id for request in preempted
-            }
+        lost = {request.request_id for request in preempted}
+        for rank in range(self.ranks):
+            own = {request.request_id for request in running if request.rank == rank}
+            in_a_pass = sum(1 if schedule.is_burst else tokens[name] for name in own & tokens.keys())
+            assert len(own) <= self.max_num_seqs
+            assert in_a_pass <= self.budget
+            if in_a_pass < self.budget or schedule.is_burst:
+                assert own == own & (tokens.keys() | done - lost)
+            self.seen["idle rank"] += bool(tokens) and not own & tokens.keys()
         for request in preempted:
             assert request.request_id not in tokens
             assert request.num_computed_tokens == 0
-            assert all(self.order(request) > self.order(other) for other in running)
+            assert all(self.order(request) > self.order(other) for other in running if other.rank == request.rank)
+        for name in tokens.keys() & waiting_before:
+            self.seen["came back elsewhere"] += live[name].rank != self.ranks_before.get(live[name], live[name].rank)
+        self.ranks_before = {request: request.rank for request in live.values() if request.scheduled_time is not None}
         admitted = [live[name] for name in waiting_before & tokens.keys()]
         assert not (preempted and admitted)
         left = [live[name] for name in waiting_before - tokens.keys()]
@@ -239,9 +249,9 @@ class Life:
         self.scheduler.check_integrity()
         stats = self.scheduler.stats
         assert stats.num_running + stats.num_waiting == len(self.live())
-        assert stats.cache.num_used + stats.cache.num_free == self.cache.num_usable_blocks
+        assert stats.cache.num_used + stats.cache.num_free == self.num_usable_blocks
         if not self.live():
-            assert stats.cache.num_free == self.cache.num_usable_blocks
+            assert stats.cache.num_free == self.num_usable_blocks
 
     def complete(self) -> None:
         """Runs until all are finished, and looks at what everybody got."""

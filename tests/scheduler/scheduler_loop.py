@@ -34,11 +34,14 @@ class Loop:
         num_scheduler_steps: int = 1,
         knows_stops: bool = True,
         rows_with_drafts: int = 0,
+        num_ranks: int = 1,
     ) -> None:
+        """num_blocks: of each rank."""
         layout = plan_layout(windows)
-        self.cache = PagedCache(layout, num_blocks, BLOCK_SIZE, enable_prefix_caching=caching)
+        caches = [PagedCache(layout, num_blocks, BLOCK_SIZE, enable_prefix_caching=caching) for _ in range(num_ranks)]
+        self.cache = caches[0]
         self.scheduler = Scheduler(
-            self.cache,
+            caches,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,

@@ -39,6 +39,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "ahead": st.booleans(),
                 "burst": st.sampled_from([1, 1, 2, 5, 16]),
                 "knows_stops": st.booleans(),
+                "ranks": st.sampled_from([1, 1, 2, 3]),
             }
         )
     )
@@ -98,8 +99,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def forget_prefixes(self) -> None:
-        self.life.cache.reset_prefix_cache()
-        assert self.life.cache.stats.num_cached == 0
+        self.life.scheduler.reset_prefix_cache()
+        assert self.life.scheduler.stats.cache.num_cached == 0
 
     @invariant()
     def books_agree(self) -> None:
@@ -131,31 +132,7 @@ def random_request(rng: random.Random, life: Life, name: int) -> None:
 @pytest.mark.parametrize("burst", [1, 6])
 def test_long_life(windows: list[int | None], caching: bool, policy: Policy, ahead: bool, burst: int) -> None:
     """150 requests, always a queue, over a pool that holds a few; some are aborted in flight and submitted again."""
-    rng = random.Random(f"{windows} {caching} {policy}")
-    life = Life(
-        windows=windows,
-        block_size=4,
-        spare=4,
-        max_num_seqs=6,
-        budget=14,
-        caching=caching,
-        policy=policy,
-        ahead=ahead,
-        burst=burst,
-        knows_stops=caching,
-    )
-    while len(life.all) < 150:
-        while len(life.live()) < rng.randint(4, 12):
-            random_request(rng, life, rng.randint(0, 11))
-        planned = life.plan()
-        if rng.random() < 0.1:
-            request = rng.choice(life.live())
-            life.abort(request)
-            random_request(rng, life, int(request.request_id))
-        while len(life.in_flight) > (1 if ahead and planned else 0):
-            life.report()
-        life.check_books()
-    life.complete()
+    life = long_life(windows, caching, policy, ahead, burst)
     assert life.seen["id again"] > 0
     assert (life.seen["new with hit"] > 5) == caching
     assert life.seen["dropped"] > 0
@@ -167,3 +144,45 @@ def test_long_life(windows: list[int | None], caching: bool, policy: Policy, ahe
         assert (life.seen["resumed with hit"] > 0) == caching or burst > 1
         assert (life.seen["preempted in flight"] > 0) == ahead
         assert (life.seen["kept"] > 0) == ahead
+
+
+@pytest.mark.parametrize("windows", [[None], [None, 3, 3, 11]], ids=str)
+@pytest.mark.parametrize("burst", [1, 6])
+def test_long_life_on_ranks(windows: list[int | None], burst: int) -> None:
+    """The same with three ranks: requests find their prefixes, come back on other ranks, and leave ranks idle."""
+    life = long_life(windows, caching=True, policy="fcfs", ahead=True, burst=burst, ranks=3)
+    for what in ("new with hit", "preempted", "resumed", "came back elsewhere", "idle rank", "dropped", "kept"):
+        assert life.seen[what] > 0, what
+    assert (life.seen["burst"] > 0) == (burst > 1)
+
+
+def long_life(
+    windows: list[int | None], caching: bool, policy: Policy, ahead: bool, burst: int, ranks: int = 1
+) -> Life:
+    rng = random.Random(f"{windows} {caching} {policy}")
+    life = Life(
+        windows=windows,
+        block_size=4,
+        spare=4,
+        max_num_seqs=6 if ranks == 1 else 3,
+        budget=14,
+        caching=caching,
+        policy=policy,
+        ahead=ahead,
+        burst=burst,
+        knows_stops=caching,
+        ranks=ranks,
+    )
+    while len(life.all) < 150:
+        while len(life.live()) < rng.randint(4, 12) * (1 + ranks) // 2:
+            random_request(rng, life, rng.randint(0, 11))
+        planned = life.plan()
+        if rng.random() < 0.1:
+            request = rng.choice(life.live())
+            life.abort(request)
+            random_request(rng, life, int(request.request_id))
+        while len(life.in_flight) > (1 if ahead and planned else 0):
+            life.report()
+        life.check_books()
+    life.complete()
+    return life

@@ -17,8 +17,11 @@ from noria.scheduler.scheduler import Scheduler
 BLOCK = 4
 
 
-def scheduler_of(num_blocks: int, lookahead: int = 1, most_rows: int = 8) -> Scheduler:
-    cache = PagedCache(plan_layout((None,)), num_blocks, BLOCK, lookahead=lookahead)
+def cache_of(num_blocks: int, lookahead: int = 1) -> PagedCache:
+    return PagedCache(plan_layout((None,)), num_blocks, BLOCK, lookahead=lookahead)
+
+
+def scheduler_of(cache: PagedCache, most_rows: int = 8) -> Scheduler:
     return Scheduler(cache, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=32, rows_with_drafts=most_rows)
 
 
@@ -51,7 +54,7 @@ def test_counts_are_cut(wanted: dict[str, int], most: int, expected: dict[str, i
 
 
 def test_the_step_after_finds_the_reserved_blocks() -> None:
-    scheduler = scheduler_of(16)
+    scheduler = scheduler_of(cache := cache_of(16))
     scheduler.add(request("a", range(3)))
     step(scheduler, 7)
     reserved = scheduler.reserve({"a": 5})
@@ -60,11 +63,11 @@ def test_the_step_after_finds_the_reserved_blocks() -> None:
     assert (count, len(blocks)) == (5, 2)  # token 3 and 5 drafts: positions to 8
     schedule = step(scheduler, 7, {"a": [1, 2, 3, 4, 5]}, right=2)
     assert schedule.cached_requests[0].new_block_ids == ([],)
-    assert scheduler.cache.block_ids("a")[0][1:] == blocks
+    assert cache.block_ids("a")[0][1:] == blocks
 
 
 def test_what_is_not_used_is_kept_for_later() -> None:
-    scheduler = scheduler_of(16)
+    scheduler = scheduler_of(cache_of(16))
     scheduler.add(request("a", range(3)))
     step(scheduler, 7)
     scheduler.reserve({"a": 5})
@@ -77,7 +80,7 @@ def test_what_is_not_used_is_kept_for_later() -> None:
 
 
 def test_nobody_loses_blocks_for_drafts() -> None:
-    scheduler = scheduler_of(1 + 8)
+    scheduler = scheduler_of(cache_of(1 + 8))
     for name in "ab":
         scheduler.add(request(name, [ord(name) + i for i in range(15)]))
     step(scheduler, 7)
@@ -87,7 +90,7 @@ def test_nobody_loses_blocks_for_drafts() -> None:
 
 
 def test_as_many_as_there_are_rows_for() -> None:
-    scheduler = scheduler_of(32, most_rows=6)
+    scheduler = scheduler_of(cache_of(32), most_rows=6)
     for name in "abc":
         scheduler.add(request(name, [ord(name)]))
     step(scheduler, 7)
@@ -95,35 +98,35 @@ def test_as_many_as_there_are_rows_for() -> None:
     assert {name: count for name, (count, _) in found.items()} == {"a": 2, "b": 1}
 
 
-def hit(scheduler: Scheduler, tokens: Sequence[int]) -> int:
-    return scheduler.cache.lookup(request("x", tokens)).num_tokens
+def hit(cache: PagedCache, tokens: Sequence[int]) -> int:
+    return cache.lookup(request("x", tokens)).num_tokens
 
 
 @pytest.mark.parametrize(("lookahead", "other"), [(0, 8), (1, 4)])
 def test_a_block_belongs_to_those_who_go_on_alike(lookahead: int, other: int) -> None:
-    scheduler = scheduler_of(32, lookahead)
+    scheduler = scheduler_of(cache := cache_of(32, lookahead))
     scheduler.add(request("a", range(8)))
     step(scheduler, 50)
-    assert hit(scheduler, [*range(8), 50]) == 8  # known as soon as the token behind it is
-    assert hit(scheduler, [*range(8), 51]) == other
-    assert hit(scheduler, range(8)) == 4
+    assert hit(cache, [*range(8), 50]) == 8  # known as soon as the token behind it is
+    assert hit(cache, [*range(8), 51]) == other
+    assert hit(cache, range(8)) == 4
 
 
 def test_what_wrong_drafts_computed_is_not_found() -> None:
-    scheduler = scheduler_of(32)
+    scheduler = scheduler_of(cache := cache_of(32))
     scheduler.add(request("a", range(6)))
     step(scheduler, 50)
     scheduler.reserve({"a": 3})
     step(scheduler, 60, {"a": [51, 52, 53]}, right=1)  # 50, 51, 60
     known = [*range(6), 50, 51, 60]
-    assert hit(scheduler, [*known, 1]) == 8
-    assert hit(scheduler, [*range(6), 50, 51, 52, 53]) == 4
+    assert hit(cache, [*known, 1]) == 8
+    assert hit(cache, [*range(6), 50, 51, 52, 53]) == 4
 
 
 def test_a_request_that_ends_leaves_its_last_full_block() -> None:
-    scheduler = scheduler_of(32)
+    scheduler = scheduler_of(cache := cache_of(32))
     scheduler.add(request("a", range(6), max_tokens=3))
     for token in (50, 51, 52):
         step(scheduler, token)
     assert not scheduler.has_unfinished
-    assert hit(scheduler, [*range(6), 50, 51, 52, 1]) == 8
+    assert hit(cache, [*range(6), 50, 51, 52, 1]) == 8

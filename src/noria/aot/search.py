@@ -1,7 +1,7 @@
 """Which mesh and which buckets: what each would do at the roofline, without compiling any of them.
 
 Copies of the engine fill the topology: with a tensor_parallel_size of 4, eight devices hold two of them. The
-expert_parallel_size stays as it is.
+expert_parallel_size and the data_parallel_size stay as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from noria.aot.estimate import Speed
 from noria.aot.hlo import Exchange
 from noria.aot.programs import ProgramFigures
 from noria.aot.roofline import bytes_sent
-from noria.aot.setup import Setup, prepare, sizes_for
+from noria.aot.setup import Setup, copies_in_slice, prepare, sizes_for
 from noria.aot.topologies import Topology
 from noria.batch.buckets import Buckets, pick
 from noria.config import EngineConfig
@@ -72,8 +72,9 @@ def search(
     Raises ConfigError when the model fits no mesh, or the options are wrong; WeightsError like prepare.
     """
     choices: list[tuple[MeshChoice, Setup | None]] = []
-    for size in sizes_for(model_config, topology, config.expert_parallel_size) or (1,):
-        copies = topology.num_slices * (topology.num_devices // (size * config.expert_parallel_size))
+    own = copies_in_slice(config, topology) * config.expert_parallel_size
+    for size in sizes_for(model_config, topology, config) or (1,):
+        copies = topology.num_devices // (size * own)
         try:
             setup = prepare(
                 dataclasses.replace(config, tensor_parallel_size=size), model_config, topology, context=context
@@ -112,17 +113,21 @@ def search(
 
 def expected_programs(setup: Setup) -> list[ProgramFigures]:
     """Figures of forward passes and samplers that nobody compiled: what they send is known beforehand."""
-    buckets = setup.runner.buckets
+    buckets, ranks = setup.runner.buckets, setup.config.num_ranks
     return [
-        *(ProgramFigures(name="forward", bucket=n, seconds=0.0, sent=expected_bytes(setup, n)) for n in buckets.tokens),
-        *(ProgramFigures(name="sample", bucket=size, seconds=0.0) for size in buckets.requests),
+        *(
+            ProgramFigures(name="forward", bucket=ranks * n, seconds=0.0, sent=expected_bytes(setup, n))
+            for n in buckets.tokens
+        ),
+        *(ProgramFigures(name="sample", bucket=ranks * size, seconds=0.0) for size in buckets.requests),
     ]
 
 
 def expected_bytes(setup: Setup, tokens: int) -> float:
-    """That a device sends in a forward pass: two sums in each layer, of what attention and MLP or experts yield, in
-    float32, one more where tokens share an MLP beside the experts, and one of embeddings."""
-    c, devices = setup.model.config, setup.config.num_devices
+    """That a device sends in a forward pass of so many tokens of its rank: two sums in each layer, of what attention
+    and MLP or experts yield, in float32, one more where tokens share an MLP beside the experts, and one of
+    embeddings."""
+    c, devices = setup.model.config, setup.config.num_devices // setup.config.num_ranks
     size = tokens * c.hidden_size
     shared = c.num_layers - c.num_dense_layers if c.moe is not None and c.moe.shared_size else 0
     sums = [
@@ -134,7 +139,7 @@ def expected_bytes(setup: Setup, tokens: int) -> float:
 
 def _judge(setup: Setup, gap: int) -> BucketChoice:
     config = dataclasses.replace(setup.config, token_bucket_gap=gap)
-    buckets, budget = Buckets.of(config), config.max_num_batched_tokens
+    buckets, budget = Buckets.of(config), config.max_num_batched_tokens // config.num_ranks
     estimate = setup.estimator(())
     steps = sorted({max(1, budget * index // _SAMPLES) for index in range(1, _SAMPLES + 1)})
     seconds = lambda tokens: estimate.of_prompts(tokens, expected_bytes(setup, tokens)).seconds

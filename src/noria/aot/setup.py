@@ -78,17 +78,20 @@ def prepare(
     context: int | None = None,
     num_valid_tokens: int | None = None,
 ) -> Setup:
-    """config: its sizes multiply to the devices of a slice that are used. context: None for half of max_model_len.
-    num_valid_tokens: ids that the tokenizer knows; None: all of the vocabulary.
+    """config: its sizes multiply to the devices that are used, with a copy of the model in each slice at least.
+    context: None for half of max_model_len. num_valid_tokens: ids that the tokenizer knows; None: all of the
+    vocabulary.
 
     Raises ConfigError when something is wrong with the options, or the model does not fit; WeightsError when the model
     is not supported.
     """
     model = build_model(model_config)
     limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
-    # libtpu 0.0.42 sometimes crashed when it compiled several programs for several slices at once.
-    threads = 1 if config.compile_threads is None and topology.num_slices > 1 else config.compile_threads
-    changes: dict[str, Any] = {"compile_cache_dir": config.compile_cache_dir or "", "compile_threads": threads}
+    changes: dict[str, Any] = {
+        "compile_cache_dir": config.compile_cache_dir or "",
+        "compile_threads": compile_threads(config, topology),
+        "data_parallel_size": copies_in_slice(config, topology) * topology.num_slices,
+    }
     resolved = dataclasses.replace(config, **changes).resolve(limits, "tpu")
     context = resolved.max_model_len // 2 if context is None else context
     if not 0 <= context < resolved.max_model_len:
@@ -100,10 +103,13 @@ def prepare(
             f"speculative_config: nothing is planned or compiled for the method {speculation.method} beforehand; leave "
             "it out, or choose ngram"
         )
+    if resolved.attention_data_parallel_size > 1:
+        raise ConfigError(
+            "attention_data_parallel_size: nothing is planned or compiled for it beforehand; leave it out, or use "
+            "data_parallel_size"
+        )
     dtype = choose_dtype(config, model_config)
-    sizes = {"expert": resolved.expert_parallel_size, "model": resolved.tensor_parallel_size}
-    shape = MeshShape(data=topology.num_slices, **sizes)
-    mesh = make_mesh(shape, _choose_devices(resolved, topology), resolved.device_order)
+    mesh = make_mesh(MeshShape.of(resolved), _choose_devices(resolved, topology), resolved.device_order)
     runner = ModelRunner(resolved, model, dtype, mesh, num_valid_tokens or model.config.vocab_size)
     runner.describe_model(None)
     memory = _fit(runner, topology, model, dtype)
@@ -123,25 +129,46 @@ def choose_dtype(config: EngineConfig, model_config: Mapping[str, Any]) -> str:
     return dtype
 
 
-def sizes_for(model_config: Mapping[str, Any], topology: Topology, expert_parallel_size: int = 1) -> tuple[int, ...]:
-    """Of tensor_parallel_size, those that the model allows and for which a slice has the devices, ascending.
+def compile_threads(config: EngineConfig, topology: Topology) -> int | None:
+    """Unless it is told otherwise, one for several slices: libtpu 0.0.42 sometimes crashed when it compiled several
+    programs for them at once."""
+    return 1 if config.compile_threads is None and topology.num_slices > 1 else config.compile_threads
 
-    Raises WeightsError when the model is not supported.
+
+def copies_in_slice(config: EngineConfig, topology: Topology) -> int:
+    """Of the model. Raises ConfigError when data_parallel_size does not divide among the slices."""
+    copies, rest = divmod(config.data_parallel_size, topology.num_slices)
+    if config.data_parallel_size == 1:
+        return 1  # nothing was said
+    if rest:
+        raise ConfigError(
+            f"data_parallel_size ({config.data_parallel_size}) must be a multiple of the {topology.num_slices} slices "
+            "(num_slices), which have whole copies of the model; change it, or leave it out for one copy a slice"
+        )
+    return copies
+
+
+def sizes_for(model_config: Mapping[str, Any], topology: Topology, config: EngineConfig) -> tuple[int, ...]:
+    """Of tensor_parallel_size, those that the model allows and for which a slice has the devices, ascending. config:
+    its other sizes.
+
+    Raises WeightsError when the model is not supported, and ConfigError like copies_in_slice.
     """
-    model, most = build_model(model_config).config, topology.num_devices // expert_parallel_size
-    return tuple(size for size in possible_sizes(model, expert_parallel_size) if size <= most)
+    experts = config.expert_parallel_size
+    model, most = (
+        build_model(model_config).config,
+        topology.num_devices // (experts * copies_in_slice(config, topology)),
+    )
+    return tuple(size for size in possible_sizes(model, experts) if size <= most)
 
 
 def _choose_devices(config: ResolvedConfig, topology: Topology) -> list[Any]:
     """The first ones of each slice, or those that device_order names."""
-    size, order = config.num_devices, config.device_order
+    size, order = config.num_devices // topology.num_slices, config.device_order
     if size > topology.num_devices:
-        named = f"tensor_parallel_size ({config.tensor_parallel_size})"
-        if config.expert_parallel_size > 1:
-            named += f" times expert_parallel_size ({config.expert_parallel_size})"
         raise ConfigError(
-            f"{named} exceeds the {topology.num_devices} devices of {topology.name}; lower it, or name a larger "
-            "topology"
+            f"{MeshShape.of(config)} exceeds the {topology.num_slices * topology.num_devices} devices of "
+            f"{topology.title}; lower it, or name a larger topology"
         )
     if order and topology.num_slices > 1:
         raise ConfigError("device_order names the devices of one slice; leave it out, or num_slices")

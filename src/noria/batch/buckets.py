@@ -38,8 +38,8 @@ def request_buckets(max_num_seqs: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Ascending sizes. tokens: of a step's forward pass; requests: of its head and sampler; with_drafts: the same of a
-    step that verifies drafts, which has a row for each of them, too."""
+    """Ascending sizes, of one rank. tokens: of a step's forward pass; requests: of its head and sampler; with_drafts:
+    the same of a step that verifies drafts, which has a row for each of them, too."""
 
     tokens: tuple[int, ...]
     requests: tuple[int, ...]
@@ -47,8 +47,9 @@ class Buckets:
 
     @staticmethod
     def of(config: ResolvedConfig) -> Buckets:
+        ranks = config.num_ranks
         tokens = token_buckets(config.max_num_batched_tokens, config.token_bucket_gap, config.extra_token_buckets)
-        requests = request_buckets(config.max_num_seqs)
+        tokens, requests = share(tokens, ranks), share(request_buckets(config.max_num_seqs), ranks)
         if (most := rows_with_drafts(config)) == 0:
             return Buckets(tokens, requests)
         return Buckets(tokens, requests, tuple(sorted({*requests, *request_buckets(max(most, requests[-1]))})))
@@ -60,11 +61,17 @@ class Buckets:
 
 
 def rows_with_drafts(config: ResolvedConfig) -> int:
-    """Most rows of a head pass with drafts, over all its requests: one for each of them, and one for each draft."""
+    """Most rows of a head pass with drafts, over all requests of a rank: one for each of them, and one for each
+    draft."""
     if (speculation := config.speculation) is None:
         return 0
-    most = config.max_num_seqs * (1 + speculation.num_speculative_tokens)
-    return min(most, MAX_ROWS_WITH_DRAFTS, config.max_num_batched_tokens)
+    most = config.max_num_seqs // config.num_ranks * (1 + speculation.num_speculative_tokens)
+    return min(most, MAX_ROWS_WITH_DRAFTS, config.max_num_batched_tokens // config.num_ranks)
+
+
+def share(sizes: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+    """Buckets of all ranks -> those of one, which all ranks are given alike."""
+    return sizes if ranks == 1 else tuple(sorted({max(size // ranks, MIN_ROWS) for size in sizes}))
 
 
 def pick(sizes: tuple[int, ...], count: int) -> int:

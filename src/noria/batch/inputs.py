@@ -19,10 +19,10 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def _views(buffer: Any, shapes: Shapes) -> dict[str, Any]:
-    """Slices of a flat buffer (numpy: views; traced: static slices) by name."""
+    """Slices of the last axis of a buffer (numpy: views; traced: static slices) by name."""
     views, start = {}, 0
     for name, shape in shapes:
-        views[name] = buffer[start : start + math.prod(shape)].reshape(shape)
+        views[name] = buffer[..., start : start + math.prod(shape)].reshape((*buffer.shape[:-1], *shape))
         start += math.prod(shape)
     return views
 
@@ -33,26 +33,39 @@ def _size(shapes: Shapes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """The sizes that an engine keeps for its whole life."""
+    """The sizes that an engine keeps for its whole life, of one of its ranks. Row r * R + i of the batch is row i of
+    rank r; arrays of all ranks are rank-major like that."""
 
-    num_rows: int  # R: max_num_seqs
+    num_rows: int  # R: requests
     num_groups: int  # G: cache groups
     num_blocks: int  # B: entries of a block table, enough for max_model_len
     num_drafts: int = 0  # most drafts of a step
-    has_head: bool = False  # whether a draft head follows the model
+    has_head: bool = False  # whether a draft head follows the model, which needs one rank
+    num_ranks: int = 1
 
     @property
     def num_logit_rows(self) -> int:
         """L: most rows of a head pass: one for each row, and one for each draft."""
         return self.num_rows + self.num_drafts
 
+    @property
+    def all_rows(self) -> int:
+        """Of all ranks: max_num_seqs."""
+        return self.num_ranks * self.num_rows
+
+    @property
+    def all_logit_rows(self) -> int:
+        """Of all ranks."""
+        return self.num_ranks * self.num_logit_rows
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """int32 arrays of one forward pass (T tokens, R rows); padding as RaggedBatch says. Arrays of numpy or of jax."""
+    """int32 arrays of one forward pass of one rank (T tokens, R rows); padding as RaggedBatch says. Arrays of numpy or
+    of jax."""
 
     token_ids: Any  # [T]
-    token_sources: Any  # [T]: the token's place among those the step before sampled; -1 where token_ids has it
+    token_sources: Any  # [T]: the token's place among all that the step before sampled; -1 where token_ids has it
     positions: Any  # [T]
     token_rows: Any  # [T]
     query_start: Any  # [R + 1]
@@ -85,6 +98,20 @@ class ForwardInputs:
     @classmethod
     def unpack(cls, buffer: Any, shape: BatchShape, num_tokens: int) -> ForwardInputs:
         return cls(**_views(buffer, cls.shapes(shape, num_tokens)))
+
+    @classmethod
+    def of_ranks(cls, buffer: Any, shape: BatchShape) -> ForwardInputs:
+        """From the buffer of one rank, or those of all [ranks, size]: the arrays of all ranks, one behind the other.
+
+        What they name (rows, tokens, blocks) is counted from the beginning of the rank's part.
+        """
+        num_tokens = cls.num_tokens(buffer.shape[-1], shape)
+        if buffer.ndim == 1:
+            return cls.unpack(buffer, shape, num_tokens)
+        views = _views(buffer, cls.shapes(shape, num_tokens))
+        tables = views.pop("block_tables").swapaxes(0, 1)  # [G, ranks, R, B]
+        flat = {name: view.reshape(-1) for name, view in views.items()}
+        return cls(**flat, block_tables=tables.reshape(tables.shape[0], -1, tables.shape[-1]))
 
     @classmethod
     def num_tokens(cls, buffer_size: int, shape: BatchShape) -> int:
@@ -128,15 +155,26 @@ class _Rows:
         return tuple((f.name, (rows, *cls.INNER.get(f.name, ()))) for f in fields(cast("Any", cls)))
 
     @classmethod
-    def allocate(cls, rows: int) -> tuple[np.ndarray, Self]:
-        """A buffer of zeros and the inputs as views into it; float fields are float32 views."""
-        buffer = np.zeros(_size(cls.shapes(rows)), np.int32)
+    def allocate(cls, rows: int, ranks: int = 1) -> tuple[np.ndarray, Self]:
+        """A buffer of zeros and the inputs as views into it; float fields are float32 views. rows: of each of the
+        ranks; where there are several, buffer and views have one more axis in front."""
+        size = _size(cls.shapes(rows))
+        buffer = np.zeros(size if ranks == 1 else (ranks, size), np.int32)
         return buffer, cls.unpack(buffer, lambda bits: bits.view(np.float32))
+
+    @classmethod
+    def of_ranks(cls, buffer: Any, to_float: Any) -> Self:
+        """The rows of all ranks, one behind the other."""
+        inputs = cls.unpack(buffer, to_float)
+        if buffer.ndim == 1:
+            return inputs
+        flat = lambda view: view.reshape(-1, *view.shape[2:])
+        return cls(**{f.name: flat(getattr(inputs, f.name)) for f in fields(cast("Any", cls))})
 
     @classmethod
     def unpack(cls, buffer: Any, to_float: Any) -> Self:
         """to_float: int32 bits -> float32, on whatever side the buffer is."""
-        rows = buffer.shape[0] // _size(cls.shapes(1))
+        rows = buffer.shape[-1] // _size(cls.shapes(1))
         views = _views(buffer, cls.shapes(rows))
         return cls(**views | {name: to_float(views[name]) for name in cls.FLOATS})
 
@@ -171,7 +209,7 @@ class SampleInputs(_Rows):
 class ShapingInputs(_Rows):
     """What the rows of one head pass ask of the sampler beyond SampleInputs. Padding rows ask for nothing."""
 
-    table_row: Any  # int32: the row's place in the tables, see step/shape.py
+    table_row: Any  # int32: the row's place in the tables of its rank, see step/shape.py
     counts: Any  # int32: 1 where the token that is sampled enters the counts
     has_bias: Any  # int32: 1 where the row's biases count
     presence: Any  # float32; 0 for none

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from noria.batch.buckets import Buckets, pick
-from noria.batch.inputs import ForwardInputs, HeadInputs, SampleInputs, ShapingInputs
+from noria.batch.inputs import BatchShape, ForwardInputs, HeadInputs, SampleInputs, ShapingInputs
 from noria.batch.persistent import PersistentBatch
 from noria.scheduler.schedule import Schedule
 
@@ -30,19 +31,21 @@ class PromptPart:
 class StepInputs:
     """The inputs of one step, ready for upload, and what the host must know to read its outputs."""
 
-    forward: np.ndarray  # int32, see ForwardInputs
-    sample: np.ndarray  # int32, see SampleInputs
-    num_tokens: int  # token bucket
-    num_rows: int  # request bucket
-    rows: np.ndarray  # [n]: row of the persistent batch behind each row of the step
+    forward: np.ndarray  # int32, see ForwardInputs.of_ranks
+    sample: np.ndarray  # int32, see SampleInputs.of_ranks
+    num_tokens: int  # token bucket, times the number of ranks
+    num_rows: int  # request bucket, times the number of ranks
+    rows: np.ndarray  # [n]: row of the persistent batch behind each row of the step; those of a rank are together
     samples: np.ndarray  # [n] bool: false where the prompt is still unfinished and the sampled token is dropped
     steps: np.ndarray  # [n]: tokens that each row may get: 1 but in a burst, or with drafts
     is_burst: bool  # its token bucket is its request bucket
-    shaping: np.ndarray | None = None  # int32, see ShapingInputs; None where no row needs it
+    shaping: np.ndarray | None = None  # int32, see ShapingInputs.of_ranks; None where no row needs it
     num_logprobs: np.ndarray | None = None  # [n]: how many are asked for; -1 for none. None where shaping is
     prompt: PromptPart | None = None
-    # [most, n]: rows of the head pass of each row, -1 where it has fewer. None without drafts, when they are the same.
+    # [most, n]: rows of the head pass of each row, -1 where it has fewer. None where they are the same: without drafts,
+    # on one rank.
     places: np.ndarray | None = None
+    has_drafts: bool = False
     # What a draft head wants: int32, see HeadInputs, or of a burst the rows of the batch [num_rows]. None without.
     head: np.ndarray | None = None
 
@@ -68,6 +71,36 @@ class _HeadRows:
 
 
 @dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the rows of the head pass lie in arrays that have `height` for each rank."""
+
+    index: Any  # of [height] or, of several ranks, [ranks, height]
+    flat: np.ndarray | None  # [m]: the same in one row of numbers; None for 0 to m - 1
+    num_ranks: int
+    height: int
+
+    @staticmethod
+    def of(sizes: Sequence[int], height: int) -> _Places:
+        """sizes: rows of each rank."""
+        if len(sizes) == 1:
+            return _Places(slice(sizes[0]), None, 1, height)
+        rank = np.repeat(np.arange(len(sizes)), sizes)
+        row = np.concatenate([np.arange(size) for size in sizes])
+        return _Places((rank, row), rank * height + row, len(sizes), height)
+
+    def among(self, chosen: np.ndarray) -> Any:
+        """The index of those [m] that are true."""
+        return np.flatnonzero(chosen) if self.flat is None else tuple(part[chosen] for part in self.index)
+
+    def of_rows(self, head: _HeadRows | None) -> np.ndarray | None:
+        """See StepInputs.places: by them what the device yields comes back to the order of the rows of the step, in
+        which nothing is padding."""
+        if self.flat is None:
+            return None if head is None else head.places
+        return self.flat[None] if head is None else np.where(head.places >= 0, self.flat[head.places], -1)
+
+
+@dataclass(frozen=True, slots=True)
 class DraftInputs:
     """The inputs of HeadPrograms.draft, all int32, of R rows."""
 
@@ -84,21 +117,28 @@ def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepIn
 
     With scheduled tokens [4, 100, 3, 100, 2], of which the last [3, 0, 2, 0, 1] are drafts, the tokens that are sampled
     behind are [0 1 2 3, 103, 104 105 106, 206, 207 208]: those before a draft show whether it is right.
+
+    Every rank has as many tokens and rows as the one that has the most: those of rank r begin at r times that.
     """
     scheduled = schedule.num_scheduled_tokens
     rows = np.fromiter((batch.row(request_id) for request_id in scheduled), np.int64, len(scheduled))
     counts = np.fromiter(scheduled.values(), np.int64, len(scheduled))
     steps, counts = (counts, np.ones_like(counts)) if schedule.is_burst else (np.ones_like(counts), counts)
     # Decode rows first, each with one token (a last chunk of one token is a decode to the attention kernel).
-    order = np.argsort(counts > 1, kind="stable")
+    order = _order(rows, counts > 1, batch.shape)
     rows, counts, steps = rows[order], counts[order], steps[order]
+    parts = _parts(rows, batch.shape)
     drafts = schedule.draft_token_ids
     num_drafts = np.array([len(drafts.get(request_id, ())) for request_id in scheduled])[order] if drafts else None
     head = None if num_drafts is None else _HeadRows.of(num_drafts)
-    num_decodes = int(np.count_nonzero(counts == 1))
-    num_rows = pick(buckets.requests, len(rows)) if head is None else pick(buckets.with_drafts, len(head.rows))
-    num_tokens = num_rows if schedule.is_burst else pick(buckets.tokens, int(counts.sum()))
-    forward = _pack_forward(batch, num_tokens, rows, counts, num_decodes, head)
+    head_rows = [part.stop - part.start + (0 if num_drafts is None else int(num_drafts[part].sum())) for part in parts]
+    height = pick(buckets.requests if head is None else buckets.with_drafts, max(head_rows))
+    width = height if schedule.is_burst else pick(buckets.tokens, max(int(counts[part].sum()) for part in parts))
+    buffers = [
+        _pack_forward(batch, width, rows[p], counts[p], None if num_drafts is None else _HeadRows.of(num_drafts[p]))
+        for p in parts
+    ]
+    at = _Places.of(head_rows, height)
     ends = batch.num_computed[rows] + counts
     samples = ends >= batch.num_tokens[rows]
     # The sampled token of an unfinished prompt is dropped, so it need not be the right one.
@@ -110,24 +150,41 @@ def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepIn
         sampling = rows[head.rows], ends[head.rows] - head.back, samples[head.rows]
         steps = steps + num_drafts
     return StepInputs(
-        forward=forward,
-        sample=_pack_sample(batch, *sampling[:2], steps if head is None else None, num_rows, head),
-        num_tokens=num_tokens,
-        num_rows=num_rows,
+        forward=buffers[0] if len(buffers) == 1 else np.stack(buffers),
+        sample=_pack_sample(batch, *sampling[:2], steps if head is None else None, at, head),
+        num_tokens=width * len(parts),
+        num_rows=height * len(parts),
         rows=rows,
         samples=samples,
         steps=steps,
         is_burst=schedule.is_burst,
-        shaping=_pack_shaping(batch, *sampling, num_rows) if shaped else None,
+        shaping=_pack_shaping(batch, *sampling, at) if shaped else None,
         num_logprobs=batch.num_logprobs[rows] if shaped else None,
-        prompt=_prompt_part(batch, rows, counts) if (batch.num_prompt_logprobs[rows] >= 0).any() else None,
-        places=None if head is None else head.places,
-        head=_pack_head(batch, forward, num_tokens, num_rows, sampling, schedule.is_burst),
+        prompt=_prompt_part(batch, rows, counts, parts, width)
+        if (batch.num_prompt_logprobs[rows] >= 0).any()
+        else None,
+        places=at.of_rows(head),
+        has_drafts=head is not None,
+        head=_pack_head(batch, buffers[0], width, height, sampling, schedule.is_burst),
     )
 
 
+def _order(rows: np.ndarray, is_prefill: np.ndarray, shape: BatchShape) -> np.ndarray:
+    if shape.num_ranks == 1:
+        return np.argsort(is_prefill, kind="stable")
+    return np.lexsort((is_prefill, rows // shape.num_rows))
+
+
+def _parts(rows: np.ndarray, shape: BatchShape) -> list[slice]:
+    """The rows of each rank, in the order of _order."""
+    if shape.num_ranks == 1:
+        return [slice(0, len(rows))]
+    ends = np.cumsum(np.bincount(rows // shape.num_rows, minlength=shape.num_ranks)).tolist()
+    return [slice(begin, end) for begin, end in zip([0, *ends], ends)]
+
+
 def pack_drafts(counts: Mapping[str, int], batch: PersistentBatch, num_rows: int) -> DraftInputs:
-    """For a draft head that makes so many drafts of each of these requests, whose tokens are all known.
+    """For a draft head that makes so many drafts of each of these requests, whose tokens are all known, on one rank.
 
     num_rows: request bucket.
     """
@@ -138,7 +195,7 @@ def pack_drafts(counts: Mapping[str, int], batch: PersistentBatch, num_rows: int
     inputs.block_tables[:, :n] = batch.block_tables[:, rows]
     inputs.distribution[:] = n
     steps = np.fromiter(counts.values(), np.int64, n)
-    sample = _pack_sample(batch, rows, batch.num_tokens[rows], steps, num_rows, None)
+    sample = _pack_sample(batch, rows, batch.num_tokens[rows], steps, _Places.of([n], num_rows), None)
     return DraftInputs(buffer, sample, _padded_rows(rows, num_rows, shape.num_rows))
 
 
@@ -180,9 +237,9 @@ def _pack_forward(
     num_tokens: int,
     rows: np.ndarray,
     counts: np.ndarray,
-    num_decodes: int,
     head: _HeadRows | None,
 ) -> np.ndarray:
+    """Of one rank."""
     n, total = len(rows), int(counts.sum())
     buffer, inputs = ForwardInputs.allocate(batch.shape, num_tokens)
     starts = np.concatenate([[0], np.cumsum(counts)])  # [n + 1]
@@ -202,6 +259,7 @@ def _pack_forward(
     inputs.logit_rows[: len(last)] = last
     widest = int(batch.num_blocks[:, rows].max(initial=0))
     inputs.block_tables[:, :n, :widest] = batch.block_tables[:, rows, :widest]
+    num_decodes = int(np.count_nonzero(counts == 1))
     inputs.distribution[:] = num_decodes, num_decodes, n
     return buffer
 
@@ -211,55 +269,56 @@ def _pack_sample(
     rows: np.ndarray,
     ends: np.ndarray,
     steps: np.ndarray | None,
-    num_rows: int,
+    at: _Places,
     head: _HeadRows | None,
 ) -> np.ndarray:
     """rows, ends: of the head pass, the row of the batch and the position that is sampled. steps: None for 1 each."""
-    n = len(rows)
-    buffer, inputs = SampleInputs.allocate(num_rows)
+    buffer, inputs = SampleInputs.allocate(at.height, at.num_ranks)
     for name in ("temperature", "top_p", "min_p", "top_k", "num_stops", "banned_until", "stops"):
-        getattr(inputs, name)[:n] = getattr(batch, name)[rows]
-    inputs.key_low[:n], inputs.key_high[:n] = batch.key[rows].T
-    inputs.position[:n] = ends
-    inputs.num_steps[:n] = 1 if steps is None else steps
+        getattr(inputs, name)[at.index] = getattr(batch, name)[rows]
+    inputs.key_low[at.index], inputs.key_high[at.index] = batch.key[rows].T
+    inputs.position[at.index] = ends
+    inputs.num_steps[at.index] = 1 if steps is None else steps
     inputs.draft[:] = -1
     if head is not None:
-        inputs.draft[:n] = np.where(head.back > 0, batch.token_ids[rows, ends], -1)
-        inputs.place[:n] = head.place
+        inputs.draft[at.index] = np.where(head.back > 0, batch.token_ids[rows, ends], -1)
+        inputs.place[at.index] = head.place
     return buffer
 
 
 def _pack_shaping(
-    batch: PersistentBatch, rows: np.ndarray, ends: np.ndarray, samples: np.ndarray, num_rows: int
+    batch: PersistentBatch, rows: np.ndarray, ends: np.ndarray, samples: np.ndarray, at: _Places
 ) -> np.ndarray:
     """rows, ends: as of _pack_sample."""
-    n = len(rows)
-    buffer, inputs = ShapingInputs.allocate(num_rows)
+    buffer, inputs = ShapingInputs.allocate(at.height, at.num_ranks)
     inputs.repetition[:] = 1
     inputs.newest[:] = -1
     inputs.tail[:] = -1
     inputs.bad[:] = -1
-    inputs.table_row[:n] = rows
+    inputs.table_row[at.index] = rows % batch.shape.num_rows
     shaped = batch.is_shaped[rows] & samples
-    inputs.counts[:n] = shaped & batch.is_penalized[rows]
-    inputs.has_bias[:n] = shaped & batch.has_bias[rows]
-    inputs.scores[:n] = shaped & (batch.num_logprobs[rows] >= 0)
+    inputs.counts[at.index] = shaped & batch.is_penalized[rows]
+    inputs.has_bias[at.index] = shaped & batch.has_bias[rows]
+    inputs.scores[at.index] = shaped & (batch.num_logprobs[rows] >= 0)
     shaped_rows = rows[shaped]
-    places = np.flatnonzero(shaped)
+    places = at.among(shaped)
     for name in ("presence", "frequency", "repetition", "bad"):
         getattr(inputs, name)[places] = getattr(batch, name)[shaped_rows]
     inputs.newest[places] = batch.pending[shaped_rows]
-    length = inputs.tail.shape[1]
+    length = inputs.tail.shape[-1]
     positions = ends[shaped][:, None] + np.arange(-length, 0)
     tokens = batch.token_ids[shaped_rows[:, None], np.maximum(positions, 0)]
     inputs.tail[places] = np.where(positions >= batch.num_prompt[shaped_rows][:, None], tokens, -1)
     return buffer
 
 
-def _prompt_part(batch: PersistentBatch, rows: np.ndarray, counts: np.ndarray) -> PromptPart | None:
-    """None where all that is computed of the prompts is their last token."""
+def _prompt_part(
+    batch: PersistentBatch, rows: np.ndarray, counts: np.ndarray, ranks: list[slice], width: int
+) -> PromptPart | None:
+    """None where all that is computed of the prompts is their last token. ranks, width: the rows of each rank, and its
+    tokens with padding."""
     sources, token_ids, parts = [], [], []
-    starts = np.cumsum(counts) - counts
+    starts = np.concatenate([r * width + np.cumsum(counts[part]) - counts[part] for r, part in enumerate(ranks)])
     for index in np.flatnonzero(batch.num_prompt_logprobs[rows] >= 0):
         row, first = rows[index], int(batch.num_computed[rows[index]]) + 1
         count = min(first + int(counts[index]), int(batch.num_prompt[row])) - first

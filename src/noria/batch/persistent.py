@@ -45,7 +45,7 @@ class PersistentBatch:
     """
 
     def __init__(self, shape: BatchShape, max_model_len: int) -> None:
-        rows = shape.num_rows
+        rows = shape.all_rows
         self.shape = shape
         self.request_ids: list[str | None] = [None] * rows
         self.token_ids = np.zeros((rows, max_model_len + 1), np.int32)
@@ -77,7 +77,8 @@ class PersistentBatch:
         self.pending = np.full(rows, -1, np.int32)
         self.num_expectations = 0
         self.generation = np.zeros(rows, np.int64)  # counts the requests a row has served
-        self._free = list(range(rows))
+        # Of each rank.
+        self._free = [list(range(first, first + shape.num_rows)) for first in range(0, rows, shape.num_rows)]
         self._rows: dict[str, int] = {}
         self._remembered: dict[str, _Remembered] = {}
 
@@ -101,7 +102,7 @@ class PersistentBatch:
             self._release(request_id)
         for new in schedule.new_requests:
             self._remember(new)
-            self._occupy(new.request_id, new.token_ids, new.block_ids, new.num_computed_tokens)
+            self._occupy(new, new.token_ids, new.block_ids)
         for cached in schedule.cached_requests:
             self._continue(cached)
         for request_id, drafts in schedule.draft_token_ids.items():
@@ -154,24 +155,26 @@ class PersistentBatch:
     def _continue(self, cached: CachedRequest) -> None:
         if cached.resumed:
             assert cached.token_ids is not None
-            self._occupy(cached.request_id, cached.token_ids, cached.new_block_ids, cached.num_computed_tokens)
+            self._occupy(cached, cached.token_ids, cached.new_block_ids)
             return
         row = self._rows[cached.request_id]
         self.num_computed[row] = cached.num_computed_tokens
         self.extend(cached.request_id, cached.new_block_ids)
 
-    def _occupy(self, request_id: str, token_ids: list[int], block_ids: tuple[list[int], ...], computed: int) -> None:
-        row = self._rows[request_id] = heapq.heappop(self._free)
-        self.request_ids[row] = request_id
+    def _occupy(
+        self, request: NewRequest | CachedRequest, token_ids: list[int], block_ids: tuple[list[int], ...]
+    ) -> None:
+        row = self._rows[request.request_id] = heapq.heappop(self._free[request.rank])
+        self.request_ids[row] = request.request_id
         self.generation[row] += 1
         self.pending[row] = -1
         self.token_ids[row, : len(token_ids)] = token_ids
         self.num_tokens[row] = len(token_ids)
-        self.num_computed[row] = computed
+        self.num_computed[row] = request.num_computed_tokens
         self.num_blocks[:, row] = 0
         for group, ids in enumerate(block_ids):
             self._extend_table(group, row, ids)
-        kept = self._remembered[request_id]
+        kept = self._remembered[request.request_id]
         params = kept.sampling_params
         self.temperature[row] = np.clip(params.temperature, *_TEMPERATURES) if params.temperature else 0
         self.top_p[row], self.min_p[row] = params.top_p, params.min_p
@@ -211,4 +214,4 @@ class PersistentBatch:
         row = self._rows.pop(request_id, None)
         if row is not None:
             self.request_ids[row] = None
-            heapq.heappush(self._free, row)
+            heapq.heappush(self._free[row // self.shape.num_rows], row)

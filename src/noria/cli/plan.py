@@ -37,7 +37,7 @@ def main(args: Sequence[str]) -> int:
             options.argument("model", "MODEL", "a folder with config.json, such a file, or a bundled config"),
             options.option("topology", str, options.MISSING, "chips and their grid, as in v6e:2x4"),
             options.option(
-                "num_slices", int, 1, "of them; a slower network joins them, and each has a copy of the model"
+                "num_slices", int, 1, "of them, which a slower network joins; each has a copy of the model, or several"
             ),
             options.option("context", int | None, None, "tokens that a decoding request has; half of the longest"),
             options.option("search", bool, False, "try meshes and token buckets, and plan for the best"),
@@ -68,7 +68,7 @@ def main(args: Sequence[str]) -> int:
         found = search(config, model, topology, context=chosen.context)
         config = found.config
     elif not size:
-        sizes = sizes_for(model, topology, config.expert_parallel_size)
+        sizes = sizes_for(model, topology, config)
         config = dataclasses.replace(config, tensor_parallel_size=max(sizes, default=1))
     dump = None if chosen.dump_hlo is None else Path(chosen.dump_hlo)
     with counting_bar("compiling") as progress:
@@ -100,6 +100,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "topology": plan.topology.name,
         "slices": plan.topology.num_slices,
         "devices": plan.topology.num_devices,
+        "data_parallel_size": plan.config.data_parallel_size,
         "tensor_parallel_size": plan.tensor_parallel_size,
         "token_bucket_gap": plan.config.token_bucket_gap,
         "expert_parallel_size": plan.config.expert_parallel_size,

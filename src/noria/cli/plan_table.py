@@ -13,9 +13,9 @@ _GB = 1e9
 
 def show(model: str, plan: Plan) -> None:
     console = _console()
-    used, there = plan.config.num_devices, plan.topology.num_devices
-    of_slice = " of each slice" if plan.topology.num_slices > 1 else ""
-    console.print(f"{model} on {plan.topology.title}: {used} of {there} devices{of_slice}, {plan.dtype}")
+    used, there = plan.config.num_devices, plan.topology.num_slices * plan.topology.num_devices
+    ranks = f", {plan.config.num_ranks} copies of the model" if plan.config.num_ranks > 1 else ""
+    console.print(f"{model} on {plan.topology.title}: {used} of {there} devices{ranks}, {plan.dtype}")
     _show_programs(console, plan)
     memory = plan.memory
     console.print(
@@ -23,18 +23,16 @@ def show(model: str, plan: Plan) -> None:
         f"KV cache {memory.cache / _GB:,.2f} GB of {memory.available / _GB:,.2f} GB"
     )
     console.print(
-        f"KV cache{of_slice}: {plan.cache_tokens:,} tokens, {memory.max_concurrency:.1f} requests of max_model_len "
+        f"KV cache: {plan.cache_tokens:,} tokens, {memory.max_concurrency:.1f} requests of max_model_len "
         f"({plan.config.max_model_len:,})"
     )
     if plan.decode is not None:
         console.print(
-            f"decode{of_slice} at best: {plan.decode.tokens_per_s:,.0f} tokens/s with {plan.decode.rows} requests of "
+            f"decode at best: {plan.decode.tokens_per_s:,.0f} tokens/s with {plan.decode.rows} requests of "
             f"{plan.decode.context:,} tokens, {plan.decode.seconds * 1e3:.2f} ms a step"
         )
     if plan.prefill is not None:
-        console.print(
-            f"prefill{of_slice} at best: {plan.prefill.tokens_per_s:,.0f} tokens/s, {plan.prefill.tokens:,} a step"
-        )
+        console.print(f"prefill at best: {plan.prefill.tokens_per_s:,.0f} tokens/s, {plan.prefill.tokens:,} a step")
 
 
 def _show_programs(console: Console, plan: Plan) -> None:

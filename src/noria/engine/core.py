@@ -89,7 +89,7 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes. Running requests keep their blocks, which no new request will find."""
-        self.scheduler.cache.reset_prefix_cache()
+        self.scheduler.reset_prefix_cache()
         self.speculation.reset_prefix_cache()
 
     @property

@@ -18,13 +18,11 @@ def make_engine_mesh(config: EngineConfig) -> Mesh:
         raise ConfigError(
             f"device {config.device}: JAX finds no such device here; it has {jax.default_backend()}"
         ) from None
-    shape = MeshShape(expert=config.expert_parallel_size, model=config.tensor_parallel_size)
-    size, order = config.num_devices, config.device_order
-    named = "tensor_parallel_size" + (" times expert_parallel_size" if config.expert_parallel_size > 1 else "")
+    shape, order = MeshShape.of(config), config.device_order
+    size = shape.size
     if size > len(devices):
         raise ConfigError(
-            f"{named} ({size}) needs as many devices, but there are {len(devices)} here ({devices[0].platform}); "
-            "lower it"
+            f"{shape} needs {size} devices, but there are {len(devices)} here ({devices[0].platform}); lower it"
         )
     if config.nnodes > 1:
         devices = devices if order else devices_of_hosts(devices, size, config.nnodes)
@@ -33,7 +31,7 @@ def make_engine_mesh(config: EngineConfig) -> Mesh:
     if not order:
         return make_mesh(shape, devices[:size])
     if len(order) != size:
-        raise ConfigError(f"device_order names {len(order)} devices, but {named} is {size}; name one for each shard")
+        raise ConfigError(f"device_order names {len(order)} devices, but {shape} needs {size}; name one for each shard")
     mesh = make_mesh(shape, pick_devices(devices, order), order)
     if (here := len({device.process_index for device in mesh.devices.flat})) < config.nnodes:
         raise ConfigError(f"device_order names devices of {here} of the {config.nnodes} hosts; name some of each")

@@ -50,6 +50,7 @@ class Request:
     arrival: int = 0  # running number, set by the scheduler
     scheduled_time: float | None = None  # time.perf_counter() when it first left the queue, set by the scheduler
     max_num_tokens: int = 0  # of prompt and output, set by the scheduler: there the request ends at the latest
+    rank: int = 0  # that it belongs to since it was last admitted, see scheduler/ranks.py
 
     token_ids: list[int] = field(default_factory=list)  # prompt + output
     num_computed_tokens: int = 0  # those of steps in flight included

@@ -317,10 +317,10 @@ def _with_stored_programs(config: EngineConfig) -> tuple[EngineConfig, StoredPro
 
 
 def _scheduler(config: ResolvedConfig, runner: ModelRunner, plan: MemoryPlan) -> Scheduler:
-    lookahead = int(runner.head is not None)
-    cache = PagedCache(runner.layout, plan.num_blocks, config.block_size, config.enable_prefix_caching, lookahead)
+    caching, lookahead = config.enable_prefix_caching, int(runner.head is not None)
+    cache = lambda: PagedCache(runner.layout, plan.num_blocks, config.block_size, caching, lookahead)
     return Scheduler(
-        cache,
+        [cache() for _ in range(config.num_ranks)],
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len,

@@ -186,7 +186,7 @@ class Decoder:
         c = self.config
         x = ops.linear.embed(weights.embedding, token_ids, weights.final_norm.dtype)
         x = x * jnp.asarray(c.embedding_scale, x.dtype)
-        num_tokens = batch.query_start[-1]  # the rest is padding
+        num_tokens = batch.num_tokens  # the rest is padding
         cos, sin = rope_tables(c.ropes, batch.positions)  # [ropes, T, head_dim / 2]
 
         # Layers whose input nobody wants write to a place behind the others: a copy, where a condition would cost more.

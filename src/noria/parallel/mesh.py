@@ -11,6 +11,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh
 
+from noria.config import EngineConfig
 from noria.errors import ConfigError
 
 DATA, ATTENTION_DATA, EXPERT, MODEL = AXES = ("data", "attention_data", "expert", "model")
@@ -29,6 +30,15 @@ class MeshShape:
     expert: int = 1
     model: int = 1
 
+    @staticmethod
+    def of(config: EngineConfig) -> MeshShape:
+        return MeshShape(
+            data=config.data_parallel_size,
+            attention_data=config.attention_data_parallel_size,
+            expert=config.expert_parallel_size,
+            model=config.tensor_parallel_size,
+        )
+
     @property
     def axes(self) -> dict[str, int]:
         """Two of them unless the other two are used."""
@@ -40,6 +50,17 @@ class MeshShape:
     @property
     def size(self) -> int:
         return math.prod(self.axes.values())
+
+    def __str__(self) -> str:
+        """By the options that say so, without those that are 1."""
+        sizes = {
+            "data_parallel_size": self.data,
+            "attention_data_parallel_size": self.attention_data,
+            "expert_parallel_size": self.expert,
+            "tensor_parallel_size": self.model,
+        }
+        used = {name: size for name, size in sizes.items() if size > 1} or {"tensor_parallel_size": 1}
+        return " x ".join(f"{name} ({size})" for name, size in used.items())
 
 
 def make_mesh(shape: MeshShape, devices: Sequence[Any], order: Sequence[int] = ()) -> Mesh:

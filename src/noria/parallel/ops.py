@@ -1,20 +1,22 @@
-"""The ops on a mesh: each device runs them on its heads, or on its part of the vocabulary.
+"""The ops on a mesh: each device runs them on its heads and requests, or on its part of the vocabulary.
 
 The products with matrices are left to XLA's partitioner, which finds everything it needs in the places of the weights:
-the first of two is split along its outputs and the second along its inputs, and their sum is the one exchange.
+the first of two is split along its outputs and the second along its inputs, and their sum is the one exchange. Where
+attention is split by request beside that, the partitioner is told where the residual stream lies: with all devices of a
+copy of the model, which share the next MLP.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from noria.ops.backends import Ops
 from noria.ops.experts.types import Choice, ExpertMatrices
@@ -36,6 +38,7 @@ def on_mesh(ops: Ops, placement: Placement) -> Ops:
         ops.linear,
         embed=partial(_embed, ops.linear, placement),
         argmax=partial(_argmax, ops.linear, placement),
+        linear=partial(_linear, ops.linear, placement),
     )
     return dataclasses.replace(
         ops,
@@ -50,9 +53,14 @@ def _each_device(placement: Placement, function: Callable[..., Any], in_specs: A
     return jax.shard_map(function, mesh=placement.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
+def _spec(placement: Placement, *axes: str | None) -> PartitionSpec:
+    """By logical axes that always divide."""
+    return partition(axes, (0,) * len(axes), placement.mesh)
+
+
 def _by_heads(placement: Placement, axis: str) -> PartitionSpec:
     """Of [T, heads, head_dim]."""
-    return partition((None, axis, None), (0, 0, 0), placement.mesh)
+    return _spec(placement, "ranks", axis, None)
 
 
 def _attention(
@@ -69,14 +77,16 @@ def _attention(
     soft_cap: float | None = None,
 ) -> tuple[jax.Array, KVCache]:
     queries, keys = _by_heads(placement, "heads"), _by_heads(placement, "kv_heads")
-    by_head = partition((None, None, "kv_heads"), (0, 0, 0), placement.mesh)
-    places = jax.tree.map(lambda _: by_head, cache)
-    call = _each_device(
-        placement,
-        partial(ops.attention, scale=scale, soft_cap=soft_cap),
-        (queries, keys, keys, places, _WHOLE, _WHOLE),
-        (queries, places),
-    )
+    places = jax.tree.map(lambda _: _spec(placement, "ranks", None, "kv_heads"), cache)
+    by_rank = _spec(placement, "ranks")
+    parts = jax.tree.map(lambda _: by_rank, batch)
+    parts = dataclasses.replace(parts, block_tables=_spec(placement, None, "ranks"))
+
+    def local(q: jax.Array, k: jax.Array, v: jax.Array, cache: KVCache, batch: RaggedBatch, layer: LayerAddress) -> Any:
+        own = dataclasses.replace(batch, num_ranks=1)
+        return ops.attention(q, k, v, cache, own, layer, scale=scale, soft_cap=soft_cap)
+
+    call = _each_device(placement, local, (queries, keys, keys, places, parts, _WHOLE), (queries, places))
     return call(q, k, v, cache, batch, layer)
 
 
@@ -98,7 +108,8 @@ def _rotary(
         return ops.rotary(q, k, *rest, q_norm=norms[0], k_norm=norms[1])
 
     heads = _by_heads(placement, "heads"), _by_heads(placement, "kv_heads")
-    call = _each_device(placement, local, (*heads, *[_WHOLE] * 6), heads)
+    angles = _spec(placement, None, "ranks")
+    call = _each_device(placement, local, (*heads, _WHOLE, angles, angles, *[_WHOLE] * 3), heads)
     return call(q, k, (q_norm, k_norm), cos, sin, rope, layer, rows)
 
 
@@ -115,9 +126,9 @@ def _experts(
     activation: str,
     first: jax.Array | int = 0,
 ) -> jax.Array:
-    """Each device computes what was chosen of its experts, with its part of their inside, for all tokens; the sum over
-    all devices is the one exchange."""
-    mesh = placement.mesh
+    """Each device computes what was chosen of its experts, with its part of their inside, for all tokens of its
+    copy of the model; the sum over all devices of the copy is the one exchange."""
+    mesh, by_token = placement.mesh, _spec(placement, "tokens")
     axes, inner = mesh_axes("expert", mesh), mesh_axes("expert_mlp", mesh)
     held = num_experts // num_shards("expert", mesh)
 
@@ -135,7 +146,7 @@ def _experts(
     specs = ExpertMatrices(
         by_inner(matrices.gate), by_inner(matrices.up), places(matrices.down, last=(None, "expert_mlp"))
     )
-    call = _each_device(placement, local, (_WHOLE, specs, _WHOLE, _WHOLE, _WHOLE), _WHOLE)
+    call = _each_device(placement, local, (by_token, specs, by_token, _WHOLE, _WHOLE), by_token)
     return call(x, matrices, choice, layer, rows)
 
 
@@ -159,7 +170,26 @@ def _embed(backend: Backend, placement: Placement, table: Weight, token_ids: jax
         found = backend.embed(table, jnp.clip(mine, 0, rows - 1), dtype)
         return lax.psum(jnp.where(((mine >= 0) & (mine < rows))[:, None], found, 0), axes)
 
-    return _each_device(placement, local, (places, _WHOLE), _WHOLE)(table, token_ids)
+    by_token = _spec(placement, "tokens")
+    return _each_device(placement, local, (places, by_token), by_token)(table, token_ids)
+
+
+def _linear(
+    backend: Backend,
+    placement: Placement,
+    x: jax.Array,
+    weights: Sequence[Weight],
+    layer: jax.Array,
+    rows: jax.Array,
+    *,
+    residual: jax.Array | None = None,
+    **options: Any,
+) -> tuple[jax.Array, ...]:
+    results = backend.linear(x, weights, layer, rows, residual=residual, **options)
+    if residual is None:
+        return results
+    place = NamedSharding(placement.mesh, _spec(placement, "tokens"))
+    return tuple(lax.with_sharding_constraint(y, place) for y in results)
 
 
 def _argmax(
@@ -175,10 +205,10 @@ def _argmax(
 ) -> jax.Array:
     """Each device finds the largest of its logits; only those are exchanged."""
     places, axes = _vocab_places(placement, weight)
-    if not axes:
-        return backend.argmax(x, weight, rows, num_choices=num_choices, norm=norm, quantize_x=quantize_x)
 
     def local(x: jax.Array, weight: Weight, rows: jax.Array, norm: RmsNorm | None) -> jax.Array:
+        if not axes:
+            return backend.argmax(x, weight, rows, num_choices=num_choices, norm=norm, quantize_x=quantize_x)
         (logits,) = backend.linear(x, (weight,), jnp.int32(0), rows, norm=norm, out_dtype=jnp.dtype(jnp.float32))
         first = lax.axis_index(axes) * weight.out_features
         is_choice = first + jnp.arange(logits.shape[1]) < num_choices
@@ -190,5 +220,6 @@ def _argmax(
         pick = lambda values: jnp.take_along_axis(values, shard[None], axis=0)[0]
         return jnp.where(jnp.isfinite(pick(best)), pick(ids), -1).astype(jnp.int32)
 
-    call = _each_device(placement, local, (_WHOLE, places, _WHOLE, _WHOLE), _WHOLE)
+    by_token = _spec(placement, "tokens")
+    call = _each_device(placement, local, (by_token, places, _WHOLE, _WHOLE), by_token)
     return call(x, weight, rows, norm)

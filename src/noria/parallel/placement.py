@@ -14,7 +14,7 @@ from noria.models.config import DecoderConfig
 from noria.nn.param import Param, is_param
 from noria.ops.linear.types import DenseWeight, PackedWeight
 from noria.ops.ragged_paged_attention.api import KVCache
-from noria.parallel.rules import kv_copies, partition
+from noria.parallel.rules import kv_copies, num_shards, partition
 
 
 class Placement:
@@ -31,6 +31,10 @@ class Placement:
     @property
     def is_parallel(self) -> bool:
         return len(self.devices) > 1
+
+    @property
+    def has_ranks(self) -> bool:
+        return num_shards("ranks", self.mesh) > 1
 
     @property
     def local_devices(self) -> tuple[Any, ...]:
@@ -55,9 +59,9 @@ class Placement:
 
         return self._each(param, leaf, one)
 
-    def whole(self, array: np.ndarray) -> jax.Array:
-        """Every device has all of it."""
-        return self._on_devices(array, self.replicated)
+    def put_by_copy(self, array: np.ndarray) -> jax.Array:
+        """On the devices, as by_copy says."""
+        return self._on_devices(array, self.by_copy(array).sharding)
 
     def _on_devices(self, array: Any, sharding: Sharding) -> jax.Array:
         if sharding.is_fully_addressable:
@@ -83,10 +87,10 @@ class Placement:
 
     def cache(self, spec: KVCache) -> KVCache:
         """spec: shapes of the cache arrays -> the same with their places."""
-        heads = spec.data.shape[2]
+        rows, _, heads = spec.data.shape[:3]
 
         def one(shape: Any) -> jax.ShapeDtypeStruct:
-            sharding = self.split((None, 0), (None, 0), ("kv_heads", heads))
+            sharding = self.split(("ranks", rows), (None, 0), ("kv_heads", heads))
             return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
         return jax.tree.map(one, spec)
@@ -95,6 +99,26 @@ class Placement:
         """Shapes of arrays that every device has whole, from arrays or shapes."""
         one = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self.replicated)
         return jax.tree.map(one, shapes)
+
+    def by_rank(self, packed: Any) -> jax.ShapeDtypeStruct:
+        """The shape of a host array, [ranks, ...] or what one rank has alone, of which each needs its part.
+
+        Where devices of other processes take part, every device has all of it: JAX places host arrays like that only.
+        """
+        return self._host_part("ranks", packed)
+
+    def by_copy(self, packed: Any) -> jax.ShapeDtypeStruct:
+        """The same where all ranks of a copy of the model need the parts of all of them."""
+        return self._host_part("tokens", packed)
+
+    def _host_part(self, axis: str, packed: Any) -> jax.ShapeDtypeStruct:
+        is_own = self.replicated.is_fully_addressable
+        sharding = self.split((axis, packed.shape[0])) if self.has_ranks and is_own else self.replicated
+        return jax.ShapeDtypeStruct(packed.shape, packed.dtype, sharding=sharding)
+
+    def by_token(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        """Of activations, [tokens or rows, ...]."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.split(("tokens", shape[0])))
 
     def bytes_on_one(self, arrays: Any) -> int:
         """What one device holds of arrays, or of shapes with their places."""

@@ -9,11 +9,14 @@ from types import MappingProxyType
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.models.config import DecoderConfig
-from noria.parallel.mesh import ATTENTION_DATA, EXPERT, MODEL
+from noria.parallel.mesh import ATTENTION_DATA, DATA, EXPERT, MODEL
 
 AnyMesh = Mesh | AbstractMesh
+# Axes whose devices keep different requests, from the slowest to the fastest: a place along them is a rank.
+RANKS = (DATA, ATTENTION_DATA)
 # Devices along `expert` are there for models with experts, each of which is on some of them, and share all else, too.
 # Matrices of the MLP and the vocabulary are split over whatever attention leaves to them, too. An axis that is missing
 # here is one too many: what it means must be thought about.
@@ -30,13 +33,19 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "expert": (ATTENTION_DATA, EXPERT),
         "expert_mlp": (MODEL,),
         "vocab": (ATTENTION_DATA, EXPERT, MODEL),
+        # Of activations. Between the layers of attention all devices of a copy of the model have all its tokens.
+        "ranks": RANKS,
+        "tokens": (DATA,),
     }
 )
 
 
 def mesh_axes(axis: str, mesh: AnyMesh) -> tuple[str, ...]:
-    """Of those that the mesh has, the ones that a logical axis is split over."""
-    return tuple(name for name in RULES[axis] if name in mesh.shape)
+    """Of those along which the mesh has several devices, the ones that a logical axis is split over.
+
+    The others would split nothing, but XLA keeps a sum over one device as an exchange.
+    """
+    return tuple(name for name in RULES[axis] if mesh.shape.get(name, 1) > 1)
 
 
 def num_shards(axis: str, mesh: AnyMesh) -> int:
@@ -59,7 +68,23 @@ def partition(axes: Sequence[str | None], sizes: Sequence[int], mesh: AnyMesh) -
     return PartitionSpec(*map(one, axes, sizes))
 
 
-def check_sizes(config: DecoderConfig, tensor_parallel_size: int, expert_parallel_size: int = 1) -> None:
+def check_mesh(model: DecoderConfig, config: EngineConfig, mesh: AnyMesh) -> None:
+    """Raises ConfigError when the model cannot be split as the options say, or the mesh has other ranks than they."""
+    data = config.attention_data_parallel_size
+    check_sizes(model, config.tensor_parallel_size, config.expert_parallel_size, data)
+    if (ranks := num_shards("ranks", mesh)) != config.num_ranks:
+        raise ConfigError(
+            f"data_parallel_size x attention_data_parallel_size is {config.num_ranks}, but the mesh has {ranks} "
+            "such places; leave them out, where the mesh is made without them"
+        )
+
+
+def check_sizes(
+    config: DecoderConfig,
+    tensor_parallel_size: int,
+    expert_parallel_size: int = 1,
+    attention_data_parallel_size: int = 1,
+) -> None:
     """Raises ConfigError when heads, the MLP or the experts cannot be split so often, with what can be."""
     moe = config.moe
     if expert_parallel_size > 1 and moe is None:
@@ -82,6 +107,27 @@ def check_sizes(config: DecoderConfig, tensor_parallel_size: int, expert_paralle
             f"attention heads{sizes}, and divide its {config.num_kv_heads} KV heads or be a multiple of them;{inner} "
             f"possible: {', '.join(map(str, good)) or 'none'}"
         )
+    _check_attention_data(config, tensor_parallel_size, expert_parallel_size, attention_data_parallel_size)
+
+
+def _check_attention_data(config: DecoderConfig, tensor: int, expert: int, attention_data: int) -> None:
+    """The other two sizes are possible ones."""
+    moe, experts = config.moe, f"expert_parallel_size ({expert})"
+    all_devices = f"{experts} x " * (expert > 1) + f"tensor_parallel_size ({tensor})"
+    split = []
+    if config.num_dense_layers:
+        split.append(("intermediate_size", config.intermediate_size, expert * tensor, all_devices))
+    if moe is not None:
+        split.append(("number of experts", moe.experts, expert, experts))
+        split.append(("size of shared experts", moe.shared_size, expert * tensor, all_devices))
+    for what, size, others, named in split:
+        if size % (attention_data * others):
+            good = tuple(count for count in range(1, attention_data) if size % (count * others) == 0)
+            raise ConfigError(
+                f"attention_data_parallel_size ({attention_data}) x {named} devices share the MLP, so "
+                f"{attention_data * others} must divide the model's {what} ({size}); "
+                f"possible attention_data_parallel_size: {', '.join(map(str, good))}"
+            )
 
 
 def possible_sizes(config: DecoderConfig, expert_parallel_size: int = 1) -> tuple[int, ...]:

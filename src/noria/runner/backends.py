@@ -68,7 +68,7 @@ def _choice(config: ResolvedConfig, option: str, dtype: str, platform: str) -> s
         why = (
             f"it needs a CPU, not {platform}" if platform != "cpu"
             else "it does not compute in float16" if dtype == "float16"
-            else "it runs on one device, so not with tensor_parallel_size or expert_parallel_size" if is_parallel
+            else f"it runs on one device, not on {config.num_devices}" if is_parallel
             else None if native.available()
             else f"the library is {native.status()}"
         )  # fmt: skip
@@ -77,6 +77,6 @@ def _choice(config: ResolvedConfig, option: str, dtype: str, platform: str) -> s
     if choice == "pallas" and option == "linear_backend" and (platform != "tpu" or is_parallel):
         why = f"it needs a TPU, not {platform}"
         if is_parallel:
-            why = "it runs on one device, so not with tensor_parallel_size"
+            why = f"it runs on one device, not on {config.num_devices}"
         raise ConfigError(f"{option} pallas cannot be used: {why}; use auto or xla")
     return choice

@@ -124,7 +124,7 @@ def made_up_steps(
     shape: BatchShape, buckets: Buckets, max_model_len: int, max_num_batched_tokens: int, num_scheduler_steps: int
 ) -> Iterator[StepInputs]:
     """One step per bucket, as `pack` would make it for requests that fill the bucket, and one burst per request bucket
-    when there can be any, and one that is shaped; block ids are all null blocks."""
+    when there can be any, and one that is shaped; block ids are all null blocks. max_num_batched_tokens: of a rank."""
     for size in buckets.tokens:
         total = min(size, max_num_batched_tokens, shape.num_rows * max_model_len)
         full, rest = divmod(total, max_model_len)
@@ -152,15 +152,15 @@ def made_up_step(
     params: SamplingParams = _WARM_UP_PARAMS,
     num_drafts: int = 0,
 ) -> StepInputs:
-    """A step in which each of len(counts) requests computes so many tokens after num_computed ones.
+    """A step in which each of len(counts) requests of every rank computes so many tokens after num_computed ones.
 
     num_steps: more than 1 for a burst, in which each computes one token as many times. blocks: gives every request
-    blocks of its own, as long as there are some; None: all are the null block. num_drafts: of all requests together.
+    blocks of its own, as long as there are some; None: all are the null block. num_drafts: of all requests of a rank.
     """
     batch = PersistentBatch(shape, max_model_len)
     requests = [
         NewRequest(
-            request_id=str(index),
+            request_id=f"{rank} {index}",
             token_ids=[0] * (num_computed + count),
             sampling_params=params,
             stop_token_ids=frozenset(),
@@ -170,14 +170,18 @@ def made_up_step(
             block_ids=tuple(
                 blocks.take(num_computed + count + num_steps - 1) if blocks else [] for _ in range(shape.num_groups)
             ),
+            rank=rank,
         )
+        for rank in range(shape.num_ranks)
         for index, count in enumerate(counts)
     ]
-    scheduled = {request.request_id: count * num_steps for request, count in zip(requests, counts)}
+    each = [*counts] * shape.num_ranks
+    scheduled = {request.request_id: count * num_steps for request, count in zip(requests, each)}
     drafts: dict[str, list[int]] = {}
-    for index in range(num_drafts):
-        drafts.setdefault(str(index % len(counts)), []).append(0)
-        scheduled[str(index % len(counts))] += 1
+    for rank, index in itertools.product(range(shape.num_ranks), range(num_drafts)):
+        request_id = f"{rank} {index % len(counts)}"
+        drafts.setdefault(request_id, []).append(0)
+        scheduled[request_id] += 1
     schedule = Schedule(
         new_requests=tuple(requests), num_scheduled_tokens=scheduled, num_steps=num_steps, draft_token_ids=drafts
     )

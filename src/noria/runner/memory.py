@@ -29,8 +29,8 @@ class MemoryPlan:
     weights: int
     activations: int  # of the largest step, logits and the tables of shaped requests included
     block_bytes: int  # one block of the pool, over all its layer slots
-    num_blocks: int  # the null block included
-    max_concurrency: float  # how many requests of max_model_len fit at the same time
+    num_blocks: int  # of a rank, the null block included
+    max_concurrency: float  # how many requests of max_model_len fit at the same time, on all ranks
 
     @property
     def cache(self) -> int:
@@ -70,7 +70,7 @@ def plan_memory(
         per_layer = KVCache.bytes_per_block(*sizes, cache_dtype, model.cache_planes)
     block_bytes = per_layer * layout.slots + head_block_bytes
     activations = activation_bytes(config, model, activation_dtype_bytes) + head_activations
-    chunk = min(config.max_num_batched_tokens, config.max_model_len)
+    chunk = min(config.max_num_batched_tokens // config.num_ranks, config.max_model_len)
     one_request = blocks_for_request(layout, config.max_model_len, config.block_size, chunk)
     smallest = one_request + 1  # the null block
     room = (available - weights - activations) // block_bytes
@@ -81,7 +81,8 @@ def plan_memory(
         if limit is None and on_cpu:
             limit = max(_CPU_CACHE_LIMIT, smallest * block_bytes)
         num_blocks = room if limit is None else min(room, limit // block_bytes)
-    plan = MemoryPlan(available, weights, activations, block_bytes, num_blocks, (num_blocks - 1) / one_request)
+    concurrency = config.num_ranks * (num_blocks - 1) / one_request
+    plan = MemoryPlan(available, weights, activations, block_bytes, num_blocks, concurrency)
     if num_blocks < smallest:
         raise ConfigError(_too_small(config, plan, smallest))
     if num_blocks > max(room, 0):
@@ -117,10 +118,12 @@ def activation_bytes(config: ResolvedConfig, model: DecoderConfig, dtype_bytes: 
     # float32 logits and what the sampler makes of them: biased, penalized, scaled, noise, keys, masks (XLA's CPU
     # compiler reserves 11 of that size, 10 without shaping); and the two tables, made when a shaped request comes.
     # A mask of a grammar has a bit per token; there are three at a time at most.
-    per_row = (12 + 2) * 4 * model.vocab_size + 3 * model.vocab_size // 8
+    per_row = 12 * 4 * model.vocab_size + 3 * model.vocab_size // 8
+    ranks = config.attention_data_parallel_size  # that share what is not attention
+    tables = 2 * 4 * model.vocab_size
     return (
-        (buckets.tokens[-1] + PREFILL_TOKENS) * per_token
-        + buckets.num_logit_rows * per_row
+        (ranks * buckets.tokens[-1] + PREFILL_TOKENS) * per_token
+        + ranks * buckets.num_logit_rows * (per_row + tables)
         + _attention_tile_bytes(model, dtype_bytes)
     )
 

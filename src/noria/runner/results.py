@@ -44,7 +44,7 @@ class SampledTokens:
     scores: jax.Array | None = None  # [rows, ...], see `score`; None unless the step was shaped
     num_logprobs: np.ndarray | None = None  # [rows]: how many are asked for; None where scores is
     prompt: PromptScores | None = None
-    places: np.ndarray | None = None  # [most, sources]: rows of the head pass, as of StepInputs; None without drafts
+    places: np.ndarray | None = None  # [most, sources]: rows of the head pass, as of StepInputs
 
     def result(self) -> StepResult:
         """Waits for the step, and makes its tokens known to the batch."""
@@ -69,6 +69,8 @@ class SampledTokens:
         """[most tokens of a row, sources], NOT_SAMPLED where there are fewer."""
         if self.places is None:
             return np.atleast_2d(token_ids)[:, self.sources]
+        if token_ids.ndim == 2:
+            return token_ids[:, self.places[0]]
         return np.where(self.places >= 0, token_ids[self.places], NOT_SAMPLED)
 
     def _logprobs(self, token_ids: np.ndarray) -> dict[str, list[TokenLogprobs]]:

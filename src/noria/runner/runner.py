@@ -28,7 +28,7 @@ from noria.ops.ragged_paged_attention.api import KVCache
 from noria.ops.ragged_paged_attention.tpu_lines import Lines
 from noria.parallel.ops import on_mesh
 from noria.parallel.placement import Placement
-from noria.parallel.rules import check_sizes, num_shards, on_one_device, with_kv_copies
+from noria.parallel.rules import check_mesh, num_shards, on_one_device, with_kv_copies
 from noria.runner.backends import choose_ops
 from noria.runner.capture import (
     CaptureReport,
@@ -75,7 +75,7 @@ class ModelRunner:
 
         Raises ConfigError when the model cannot be split over the mesh, or an op cannot be had.
         """
-        check_sizes(model.config, config.tensor_parallel_size, config.expert_parallel_size)
+        check_mesh(model.config, config, mesh)
         self.config = config
         self.placement = Placement(mesh, model.config)
         self._checkpoint_model = model  # KV heads as the checkpoint has them
@@ -90,8 +90,8 @@ class ModelRunner:
         self.buckets = Buckets.of(config)
         blocks = -(-config.max_model_len // config.block_size)
         rows = self.buckets.requests[-1]
-        num_drafts = self.buckets.num_logit_rows - rows
-        self.shape = BatchShape(rows, self.layout.num_groups, blocks, num_drafts, head is not None)
+        drafts = self.buckets.num_logit_rows - rows
+        self.shape = BatchShape(rows, self.layout.num_groups, blocks, drafts, head is not None, config.num_ranks)
         self.batch = PersistentBatch(self.shape, config.max_model_len)
         self._num_valid_tokens = min(num_valid_tokens, model.config.vocab_size)
         self._programs = Programs(config.strict_compile)
@@ -175,20 +175,21 @@ class ModelRunner:
         return on_one_device(self.model.config, self.placement.mesh)
 
     def get_kv_cache_spec(self, num_blocks: int) -> KVCache:
-        """Shapes of the cache arrays, with their places."""
+        """Shapes of the cache arrays, with their places. num_blocks: of a rank."""
+        rows = self.shape.num_ranks * self.layout.slots * num_blocks
         if self._lines is not None:
             devices = num_shards("kv_heads", self.placement.mesh)
-            spec = self._lines.abstract(self.layout.slots * num_blocks, self.config.block_size, devices)
-            return self.placement.cache(spec)
+            return self.placement.cache(self._lines.abstract(rows, self.config.block_size, devices))
         c = self.model.config
-        sizes = (self.layout.slots * num_blocks, self.config.block_size, c.num_kv_heads, c.head_dim)
+        sizes = (rows, self.config.block_size, c.num_kv_heads, c.head_dim)
         form = {"planes": c.cache_planes, "as_bits": self.platform == "cpu"}
         return self.placement.cache(KVCache.abstract(*sizes, self.cache_dtype, **form))
 
     def initialize_kv_cache(self, num_blocks: int, *, allocate: bool = True) -> None:
-        """num_blocks: of the pool, the null block included. allocate: false where only the programs are wanted."""
+        """num_blocks: of the pool of a rank, the null block included. allocate: false where only the programs are
+        wanted."""
         spec, whole = self.get_kv_cache_spec(num_blocks), self.placement.replicated
-        self._sampled = jax.ShapeDtypeStruct((self.shape.num_logit_rows,), jnp.int32, sharding=whole)
+        self._sampled = jax.ShapeDtypeStruct((self.shape.all_logit_rows,), jnp.int32, sharding=whole)
         if not allocate:
             self._cache = spec
         else:
@@ -211,7 +212,8 @@ class ModelRunner:
         head = self.head and self.head.initialize(steps, num_blocks, allocate=allocate)
         self._shaper = Shaper(steps, self._programs, self.placement, self.dtype, self.clock)
         places = jax.tree.map(lambda leaf: leaf.sharding, spec)
-        self._forward = lowering(steps.forward, donate_argnums=1, out_shardings=(places, whole, whole, whole))
+        by_token = self._hidden_states(self.shape.num_ranks).sharding
+        self._forward = lowering(steps.forward, donate_argnums=1, out_shardings=(places, by_token, by_token, whole))
         self._sample = lowering(steps.sample, out_shardings=whole)
         # Rounded up, because to compile takes long: neighbouring values of the option share their programs.
         max_steps = max(8, 1 << (self.config.num_scheduler_steps - 1).bit_length())
@@ -234,7 +236,7 @@ class ModelRunner:
     def jobs(self) -> Jobs:
         """By name and bucket, functions that lower one program each: all that serving needs."""
         c, jobs = self.config, Jobs()
-        sizes = (c.max_model_len, c.max_num_batched_tokens, c.num_scheduler_steps)
+        sizes = (c.max_model_len, c.max_num_batched_tokens // c.num_ranks, c.num_scheduler_steps)
         steps = list(made_up_steps(self.shape, self.buckets, *sizes))
         for inputs in steps:
             if inputs.is_burst:
@@ -276,26 +278,18 @@ class ModelRunner:
                 outputs, scores = self._shaper.sample(self._weights, outputs, self._sampled, inputs, mask)
             elif not inputs.is_burst:
                 outputs = self.sample(inputs, outputs)
-            if not inputs.is_burst and inputs.places is None:  # with drafts the next step has all tokens from the host
+            if not inputs.is_burst and not inputs.has_drafts:  # with drafts the next step has all tokens from the host
                 self._sampled = outputs
             outputs.copy_to_host_async()
-            expected = self.batch.expect(inputs.rows[sources], sources, inputs.steps[sources])
+            places = sources if inputs.places is None else inputs.places[0, sources]
+            expected = self.batch.expect(inputs.rows[sources], places, inputs.steps[sources])
         if self.head and not inputs.is_burst:
             self.head.follow(self._weights.embedding, self._wanted_states, outputs, inputs)
         if inputs.prompt is not None:
             prompt = self._shaper.score_prompt(self._weights, self._states, inputs.prompt)
-        return SampledTokens(
-            self.batch,
-            request_ids,
-            sources,
-            expected,
-            outputs,
-            self.clock,
-            scores,
-            inputs.num_logprobs,
-            prompt,
-            None if inputs.places is None else inputs.places[:, sources],
-        )
+        places = None if inputs.places is None else inputs.places[:, sources]
+        told = scores, inputs.num_logprobs, prompt, places
+        return SampledTokens(self.batch, request_ids, sources, expected, outputs, self.clock, *told)
 
     def _mask(self, request_ids: tuple[str, ...], inputs: StepInputs, masks: GrammarMasks) -> np.ndarray:
         """In the order of the rows of the head pass."""
@@ -348,7 +342,8 @@ class ModelRunner:
         They overwrite the cache of requests that run, so none may. counts, num_steps: see capture.made_up_step.
         """
         assert self._cache is not None, "initialize_kv_cache comes first"
-        blocks = MadeUpBlocks(self._cache.data.shape[0] // self.layout.slots, self.config.block_size)
+        num_blocks = self._cache.data.shape[0] // (self.layout.slots * self.shape.num_ranks)
+        blocks = MadeUpBlocks(num_blocks, self.config.block_size)
         params = SamplingParams(temperature=0)
         return made_up_step(
             counts,
@@ -380,15 +375,18 @@ class ModelRunner:
         self._forward = self._sample = self._decode = None
 
     def _forward_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        packed = self.placement.host(inputs.forward)
+        packed = self.placement.by_rank(inputs.forward)
         return lambda: self._forward(self._weights, self._cache, self._sampled, packed)
 
     def _decode_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        packed = self.placement.host((inputs.forward, inputs.sample))
+        packed = self.placement.by_rank(inputs.forward), self.placement.by_copy(inputs.sample)
         head = (self.head.state, self.head.weights, self.placement.host(inputs.head)) if self.head else ()
         return lambda: self._decode(self._weights, self._cache, self._sampled, *packed, *head)
 
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:
-        rows = jax.ShapeDtypeStruct((self.shape.num_logit_rows, self.model.config.hidden_size), self.dtype)
-        arguments = self.placement.host((rows, inputs.sample))
-        return lambda: self._sample(self._weights, *arguments)
+        rows = self._hidden_states(self.shape.all_logit_rows)
+        packed = self.placement.by_copy(inputs.sample)
+        return lambda: self._sample(self._weights, rows, packed)
+
+    def _hidden_states(self, rows: int) -> jax.ShapeDtypeStruct:
+        return self.placement.by_token((rows, self.model.config.hidden_size), self.dtype)

@@ -30,18 +30,20 @@ class Shaper:
         self, steps: StepPrograms, programs: Programs, placement: Placement, dtype: str, clock: StepClock
     ) -> None:
         """dtype: of hidden states."""
-        rows, self._config = steps.shape.num_rows, steps.model.config
+        rows, self._config = steps.shape.all_rows, steps.model.config
+        ranks, own_rows, vocab = steps.shape.num_ranks, steps.shape.num_rows, self._config.vocab_size
         self._programs = programs
         self._clock = clock
         self._dtype = dtype
-        self._num_logit_rows = steps.shape.num_logit_rows
+        self._num_logit_rows = steps.shape.all_logit_rows
         self._prompt_rows = min(_PROMPT_ROWS, rows)
         self._placement = placement
-        by_token = placement.split((None, rows), ("vocab", self._config.vocab_size))
-        shapes = Tables.abstract(rows, self._config.vocab_size)
+        axes = (("vocab", vocab),) if ranks == 1 else ((None, own_rows), ("vocab", vocab))
+        by_token = placement.split(("tokens", ranks) if ranks > 1 else (None, own_rows), *axes)
+        shapes = Tables.abstract(own_rows, vocab, ranks)
         on_device = partial(jax.ShapeDtypeStruct, sharding=by_token)
         self._shapes: Tables = jax.tree.map(lambda shape: on_device(shape.shape, shape.dtype), shapes)
-        self._sampled = placement.host(jax.ShapeDtypeStruct((steps.shape.num_logit_rows,), jnp.int32))
+        self._sampled = placement.host(jax.ShapeDtypeStruct((steps.shape.all_logit_rows,), jnp.int32))
         self._tables: Tables | None = None
         self._open_masks: dict[int, jax.Array] = {}  # by request bucket
         self.mask_width = mask_width(self._config.vocab_size)
@@ -113,7 +115,7 @@ class Shaper:
         """One that allows everything, kept on the device: steps without a grammar upload none."""
         if num_rows not in self._open_masks:
             ones = np.full((num_rows, self.mask_width), -1, np.int32)
-            self._open_masks[num_rows] = self._placement.whole(ones)
+            self._open_masks[num_rows] = self._placement.put_by_copy(ones)
         return self._open_masks[num_rows]
 
     def _take_tables(self) -> Tables:
@@ -131,7 +133,7 @@ class Shaper:
 
     def _sample_job(self, weights: Any, inputs: StepInputs) -> Callable[[], Any]:
         mask = jax.ShapeDtypeStruct((inputs.num_rows, self.mask_width), jnp.int32)
-        packed = self._placement.host((inputs.sample, inputs.shaping, mask))
+        packed = [self._placement.by_copy(each) for each in (inputs.sample, inputs.shaping, mask)]
         arguments = (weights, self._states(self._num_logit_rows), self._shapes, self._sampled, *packed)
         return lambda: self._sample(*arguments)
 
@@ -139,11 +141,12 @@ class Shaper:
         return lambda: self._pick(self._states(num_tokens), self._prompt_places())
 
     def _score_job(self, weights: Any) -> Callable[[], Any]:
-        arguments = (weights, self._states(self._prompt_rows), self._prompt_places())
+        hidden = self._placement.host(self._states(self._prompt_rows))
+        arguments = (weights, hidden, self._prompt_places())
         return lambda: self._score(*arguments)
 
     def _states(self, rows: int) -> Any:
-        return self._placement.host(jax.ShapeDtypeStruct((rows, self._config.hidden_size), self._dtype))
+        return self._placement.by_token((rows, self._config.hidden_size), self._dtype)
 
     def _prompt_places(self) -> Any:
         return self._placement.host(np.zeros((2, self._prompt_rows), np.int32))

@@ -25,8 +25,10 @@ from noria.errors import ConfigError
 _MANIFEST = "manifest.json"
 _ROOMS = ("batch", "models", "nn", "ops", "parallel", "runner", "step")  # whose code is in the programs
 _OPTIONS = (
-    "tensor_parallel_size",
+    "data_parallel_size",
+    "attention_data_parallel_size",
     "expert_parallel_size",
+    "tensor_parallel_size",
     "device_order",
     "max_model_len",
     "max_num_seqs",

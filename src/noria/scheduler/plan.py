@@ -15,13 +15,13 @@ class Plan:
     """A Schedule while it is made, and what update() must know when its result comes."""
 
     num_steps: int  # forward passes, see Schedule
-    budget: int  # tokens that may still be scheduled
+    budgets: list[int]  # tokens that may still be scheduled, of each rank
     block_size: int
     new: list[NewRequest] = field(default_factory=list)
     cached: list[CachedRequest] = field(default_factory=list)
     num_tokens: dict[str, int] = field(default_factory=dict)
     drafts: dict[str, list[int]] = field(default_factory=dict)
-    num_drafts_left: int = 0  # that may still be verified
+    drafts_left: list[int] = field(default_factory=list)  # how many may still be verified, of each rank
     sampling: list[tuple[Request, int]] = field(default_factory=list)  # those due for tokens, and for how many
     filling: list[Request] = field(default_factory=list)  # those that complete a block of the cache
     scoring: list[Request] = field(default_factory=list)  # those that wait for log-probabilities of their prompt
@@ -44,10 +44,10 @@ class Plan:
         if before < request.num_prompt_tokens - 1 and request.prompt_logprobs:
             self.scoring.append(request)
         self.num_tokens[request.request_id] = num_tokens
-        self.budget -= num_tokens
+        self.budgets[request.rank] -= num_tokens
         if drafts:
             self.drafts[request.request_id] = drafts
-            self.num_drafts_left -= len(drafts)
+            self.drafts_left[request.rank] -= len(drafts)
 
 
 def cut_counts(wanted: Mapping[str, int], most: int) -> dict[str, int]:
@@ -71,4 +71,5 @@ def new_request(request: Request, block_ids: BlockIds) -> NewRequest:
         num_computed_tokens=request.num_computed_tokens,
         block_ids=block_ids,
         bad_sequences=request.bad_sequences,
+        rank=request.rank,
     )

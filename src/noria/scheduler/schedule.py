@@ -27,6 +27,7 @@ class NewRequest:
     num_computed_tokens: int  # found in the prefix cache
     block_ids: BlockIds  # all blocks that cover computed + scheduled tokens
     bad_sequences: tuple[tuple[int, ...], ...] = ()  # as in Request
+    rank: int = 0  # whose blocks they are
 
 
 class CachedRequest(NamedTuple):
@@ -40,6 +41,7 @@ class CachedRequest(NamedTuple):
     new_block_ids: BlockIds  # to append; the whole table when resumed
     resumed: bool = False
     token_ids: list[int] | None = None  # only when resumed
+    rank: int = 0  # the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from noria.engine.request import FinishReason, Request, RequestStatus
 from noria.errors import ConfigError, RequestError
 from noria.scheduler.plan import Plan, cut_counts, new_request
 from noria.scheduler.policy import Policy, WaitingQueue, order_key
+from noria.scheduler.ranks import Ranks
 from noria.scheduler.results import take_prompt_logprobs, take_tokens
 from noria.scheduler.schedule import CachedRequest, Schedule, StepResult
 
@@ -39,11 +40,11 @@ class SchedulerStats:
 
 
 class Scheduler:
-    """Owns the queues and, through `cache`, the blocks. The loop is: schedule(), run the step, update()."""
+    """Owns the queues and, through its caches, the blocks. The loop is: schedule(), run the step, update()."""
 
     def __init__(
         self,
-        cache: PagedCache,
+        cache: PagedCache | Sequence[PagedCache],
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -52,21 +53,20 @@ class Scheduler:
         num_scheduler_steps: int = 1,
         rows_with_drafts: int = 0,
     ) -> None:
-        """num_scheduler_steps: most forward passes of a burst; 1 for none. rows_with_drafts: most
-        requests and drafts together in a step that has drafts.
+        """cache: one, or one for each rank, which share max_num_seqs and max_num_batched_tokens in equal parts.
+        num_scheduler_steps: most forward passes of a burst; 1 for none. rows_with_drafts: most
+        requests and drafts of a rank together in a step that has drafts.
 
         Raises ConfigError when the cache cannot hold one request of max_model_len tokens.
         """
-        chunk = min(max_num_batched_tokens, max_model_len)
-        needed = blocks_for_request(cache.layout, max_model_len, cache.block_size, chunk)
-        if needed > cache.num_usable_blocks:
+        self._ranks = ranks = Ranks(cache, max_num_seqs, max_num_batched_tokens)
+        chunk, first = min(ranks.max_num_batched_tokens, max_model_len), ranks.caches[0]
+        needed = blocks_for_request(first.layout, max_model_len, first.block_size, chunk)
+        if needed > (usable := first.num_usable_blocks):
             raise ConfigError(
-                f"the cache has {cache.num_usable_blocks} blocks, but one request of max_model_len ({max_model_len}) "
+                f"the cache has {usable} blocks, but one request of max_model_len ({max_model_len}) "
                 f"tokens needs {needed}; lower max_model_len or give the cache more memory"
             )
-        self.cache = cache
-        self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._max_chunk = chunk
         self._num_scheduler_steps = num_scheduler_steps
@@ -102,7 +102,12 @@ class Scheduler:
 
     @property
     def stats(self) -> SchedulerStats:
-        return SchedulerStats(self.num_running, self.num_waiting, self._num_preemptions, self.cache.stats)
+        return SchedulerStats(self.num_running, self.num_waiting, self._num_preemptions, self._ranks.stats)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes. Running requests keep their blocks, which no new request will find."""
+        for cache in self._ranks.caches:
+            cache.reset_prefix_cache()
 
     def add(self, request: Request, *, hold: bool = False) -> None:
         """Queues a request; with hold it is passed over until `release`, which gives it the place of its arrival.
@@ -150,7 +155,7 @@ class Scheduler:
             request = self._requests.get(request_id)
             if request is None:
                 continue
-            if self.cache.has_table(request_id):
+            if self._ranks.has_table(request):
                 self._running.remove(request)
             elif request_id in self._held:
                 del self._held[request_id]
@@ -166,8 +171,8 @@ class Scheduler:
         """Of a finished request that is out of both queues."""
         request_id = request.request_id
         del self._requests[request_id]
-        if self.cache.has_table(request_id):
-            self.cache.free(request)
+        if self._ranks.has_table(request):
+            self._ranks.leave(request)
         if request_id in self._preempted_ids:
             self._preempted_ids.remove(request_id)
         if request_id in self._known:
@@ -194,8 +199,8 @@ class Scheduler:
         if drafts and not self._has_room_for({request_id: len(each) for request_id, each in drafts.items()}):
             drafts = _NO_DRAFTS
         num_steps = 1 if drafts else self._burst_length()
-        step = Plan(num_steps, num_steps * self._max_num_batched_tokens, self.cache.block_size)
-        step.num_drafts_left = self._most_drafts
+        step = Plan(num_steps, self._ranks.budgets(num_steps), self._ranks.caches[0].block_size)
+        step.drafts_left = self._ranks.room_for_drafts(self._rows_with_drafts)
         self._schedule_running(step, drafts)
         if num_steps == 1 and not step.preempted:
             self._schedule_waiting(step)
@@ -219,7 +224,7 @@ class Scheduler:
         """Lets requests that are admitted from now on find what these computed, or will have before they read it."""
         for request in requests:
             if request.status is RequestStatus.RUNNING:
-                self.cache.commit(request)
+                self._ranks.caches[request.rank].commit(request)
 
     def _burst_length(self) -> int:
         """How many forward passes the step makes: several when all that run decode, nobody can join them, and there is
@@ -227,7 +232,7 @@ class Scheduler:
         the shortest has. None while one that runs is shaped: what the sampler then keeps from token to token, and what
         it reports of each, is the business of single steps."""
         most = self._num_scheduler_steps
-        if most == 1 or len(self._running) > self._max_num_batched_tokens:
+        if most == 1 or max(self._ranks.num_running) > self._ranks.max_num_batched_tokens:
             return 1
         if any(r.num_tokens_to_compute - r.num_computed_tokens > 1 for r in self._running) or self._can_admit():
             return 1
@@ -237,63 +242,63 @@ class Scheduler:
         left = [(request, request.max_num_tokens - 1 - request.num_computed_tokens) for request in self._running]
         limit = min if len(self._waiting) else max
         num_steps = min(most, limit((count for _, count in left), default=1))
-        while num_steps > 1 and not self.cache.has_room_to_grow((r, min(count, num_steps)) for r, count in left):
+        while num_steps > 1 and not self._ranks.have_room_to_grow([(r, min(count, num_steps)) for r, count in left]):
             num_steps //= 2
         return max(num_steps, 1)
 
     def reserve(self, wanted: Mapping[str, int]) -> dict[str, tuple[int, BlockIds]]:
-        """Makes room for drafts before they are made; wanted: how many, by request, see schedule(). To be called right
-        before it. Returns how many of each can be verified, and its new blocks; nothing if there is no room."""
-        counts = cut_counts(wanted, self._most_drafts)
+        """Makes room for drafts before they are made, on the one rank; wanted: how many, by request, see schedule(). To
+        be called right before it. Returns how many can be verified, and the new blocks; nothing if there is no room."""
+        (cache,), (most,) = self._ranks.caches, self._ranks.room_for_drafts(self._rows_with_drafts)
+        counts = cut_counts(wanted, most)
         if not counts or not self._has_room_for(counts):
             return {}
         requests = {request_id: self._requests[request_id] for request_id in counts}
-        return {name: (counts[name], self.cache.allocate(r, 1 + counts[name]) or ()) for name, r in requests.items()}
-
-    @property
-    def _most_drafts(self) -> int:
-        """Of a step in which all that run take part."""
-        return min(self._rows_with_drafts, self._max_num_batched_tokens) - len(self._running)
+        return {name: (counts[name], cache.allocate(r, 1 + counts[name]) or ()) for name, r in requests.items()}
 
     def _has_room_for(self, counts: Mapping[str, int]) -> bool:
         """Whether all that run can go on and verify so many drafts."""
-        return self.cache.has_room_to_grow(
-            (r, r.num_tokens_to_compute - r.num_computed_tokens + counts.get(r.request_id, 0)) for r in self._running
-        )
+        growth = lambda r: r.num_tokens_to_compute - r.num_computed_tokens + counts.get(r.request_id, 0)
+        return self._ranks.have_room_to_grow([(r, growth(r)) for r in self._running])
 
     def _can_admit(self) -> bool:
         """Whether the first that waits has a place."""
-        if len(self._running) == self._max_num_seqs or (request := self._waiting.peek()) is None:
+        if (request := self._waiting.peek()) is None:
             return False
-        return self.cache.has_room(request, self.cache.lookup(request), self._max_chunk)
+        places = self._ranks.places_for(request, self._running, self._ranks.budgets(1))
+        return any(self._ranks.caches[rank].has_room(request, hit, self._max_chunk) for rank, hit in places)
 
     def _schedule_running(self, step: Plan, drafts: Drafts) -> None:
-        """The running requests are kept in order, so a victim (the last) was never scheduled in this step before."""
-        allocate, index = self.cache.allocate, 0
-        while index < len(self._running) and step.budget:
+        """The running requests are kept in order, so a victim (the last of a rank) was never scheduled in this step
+        before."""
+        index, budgets = 0, step.budgets
+        while index < len(self._running):
             request = self._running[index]
+            budget = budgets[request.rank]
             if step.num_steps > 1:
                 num_tokens = min(step.num_steps, request.max_num_tokens - 1 - request.num_computed_tokens)
             else:
                 num_tokens = request.num_tokens_to_compute - request.num_computed_tokens
-            if num_tokens > step.budget:
-                num_tokens = step.budget
-            if num_tokens == 0:  # it ends with the token that is being sampled
+            if num_tokens > budget:
+                num_tokens = budget
+            if num_tokens == 0:  # it ends with the token that is being sampled, or its rank has no budget left
                 index += 1
                 continue
-            guesses = drafts.get(request.request_id, [])[: max(min(step.num_drafts_left, step.budget - num_tokens), 0)]
+            most_drafts = min(step.drafts_left[request.rank], budget - num_tokens)
+            guesses = drafts.get(request.request_id, [])[: max(most_drafts, 0)]
             num_tokens += len(guesses)
-            while (new_block_ids := allocate(request, num_tokens)) is None:
-                victim = self._running.pop()
+            while (new_block_ids := self._ranks.caches[request.rank].allocate(request, num_tokens)) is None:
+                victim = self._ranks.pop_last(self._running, request.rank)
                 self._preempt(victim, step)
                 if victim is request:
-                    return
-            step.cached.append(CachedRequest(request.request_id, request.num_computed_tokens, new_block_ids))
-            step.take(request, num_tokens, guesses)
-            index += 1
+                    break
+            else:
+                step.cached.append(CachedRequest(request.request_id, request.num_computed_tokens, new_block_ids))
+                step.take(request, num_tokens, guesses)
+                index += 1
 
     def _preempt(self, request: Request, step: Plan) -> None:
-        self.cache.free(request)
+        self._ranks.leave(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
         request.num_preemptions += 1
@@ -304,13 +309,12 @@ class Scheduler:
 
     def _schedule_waiting(self, step: Plan) -> None:
         """Strictly in order: a request that finds no room holds up those behind it, so that none waits forever."""
-        while step.budget and len(self._running) < self._max_num_seqs:
-            request = self._waiting.peek()
-            if request is None:
-                return
-            hit = self.cache.lookup(request)
-            num_tokens = min(request.num_tokens - hit.num_tokens, step.budget)
-            if (block_ids := self.cache.admit(request, hit, num_tokens, self._max_chunk)) is None:
+        while (request := self._waiting.peek()) is not None:
+            for rank, hit in self._ranks.places_for(request, self._running, step.budgets):
+                num_tokens = min(request.num_tokens - hit.num_tokens, step.budgets[rank])
+                if (block_ids := self._ranks.enter(rank, request, hit, num_tokens, self._max_chunk)) is not None:
+                    break
+            else:
                 return
             self._waiting.remove(request)
             bisect.insort(self._running, request, key=self._order)
@@ -322,7 +326,7 @@ class Scheduler:
             if request.request_id in self._known:
                 step.cached.append(
                     CachedRequest(
-                        request.request_id, hit.num_tokens, block_ids, resumed=True, token_ids=list(request.token_ids)
+                        request.request_id, hit.num_tokens, block_ids, True, list(request.token_ids), request.rank
                     )
                 )
             else:
@@ -357,9 +361,10 @@ class Scheduler:
             if num_drafts and not request.is_finished:
                 request.num_computed_tokens -= due - len(taken)  # what was computed behind a wrong draft
             # With the tokens that were sampled and computed in one burst, or that a block was waiting for.
-            is_new = due > 1 or self.cache.lookahead
+            cache = self._ranks.caches[request.rank]
+            is_new = due > 1 or cache.lookahead
             if is_new and not is_waiting and request.finish_reason is not FinishReason.ERROR:
-                self.cache.commit(request)
+                cache.commit(request)
             if request.finish_reason is not None:
                 any_finished = True
                 if is_waiting:
@@ -371,14 +376,14 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises RuntimeError when queues, cache and pool do not agree, or blocks are lost while nothing runs."""
-        self.cache.check_integrity()
+        self._ranks.check_integrity(self._running)
         waiting = [*self._waiting, *self._held.values()]
         if {r.request_id for r in (*self._running, *waiting)} != set(self._requests):
             raise RuntimeError("the queues do not hold exactly the unfinished requests")
         if len(self._running) + len(waiting) != len(self._requests):
             raise RuntimeError("a request is in both queues")
-        if sorted(self._running, key=self._order) != self._running or len(self._running) > self._max_num_seqs:
-            raise RuntimeError("the running requests are too many or out of order")
+        if sorted(self._running, key=self._order) != self._running:
+            raise RuntimeError("the running requests are out of order")
         if any(r.status is not RequestStatus.RUNNING for r in self._running):
             raise RuntimeError("a running request has another status")
         if any(r.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED) for r in waiting):
@@ -392,9 +397,3 @@ class Scheduler:
                 raise RuntimeError(f"request {request.request_id} waits for tokens that no step in flight samples")
             if request.num_computed_tokens > request.num_tokens_to_compute:
                 raise RuntimeError(f"request {request.request_id} has more tokens computed than it needs")
-        if self.cache.num_tables != len(self._running) or not all(
-            self.cache.has_table(r.request_id) for r in self._running
-        ):
-            raise RuntimeError("the block tables are not those of the running requests")
-        if not self._running and self.cache.stats.num_free != self.cache.num_usable_blocks:
-            raise RuntimeError(f"blocks are lost: {self.cache.stats}")

@@ -64,7 +64,7 @@ class DecodeProgram:
         """
         inputs = unpack_sample_inputs(sample)
         rows = inputs.position.shape[0]
-        first = ForwardInputs.unpack(forward, self.steps.shape, rows)
+        first = ForwardInputs.of_ranks(forward, self.steps.shape)
         newest = known_tokens(first, sampled)
         # A token that the host has not seen may have ended its row in the step before.
         before = dataclasses.replace(inputs, position=inputs.position - 1)
@@ -81,7 +81,8 @@ class DecodeProgram:
         def one_pass(burst: _Burst) -> _Burst:
             """One step, as the forward and the sample program make it."""
             now = dataclasses.replace(inputs, position=inputs.position + burst.step)
-            batch = one_token_each(first, jnp.where(burst.alive, now.position, 0))  # with the token computed now
+            lens = jnp.where(burst.alive, now.position, 0)  # with the token computed now
+            batch = one_token_each(first, lens, self.steps.shape.num_ranks)
             cache, hidden, states = self.steps.run_model(weights, burst.cache, burst.newest, batch)
             after = self._sample(weights, hidden, now, dataclasses.replace(burst, cache=cache))
             if self.head is None:
@@ -93,9 +94,9 @@ class DecodeProgram:
 
         burst = lax.while_loop(lambda burst: jnp.any(burst.alive), one_pass, start)
         shape = self.steps.shape
-        pad = ((0, 0), (0, shape.num_rows - rows))
+        pad = ((0, 0), (0, shape.all_rows - rows))
         tokens = jnp.pad(burst.tokens, pad, constant_values=NOT_SAMPLED)
-        return burst.cache, jnp.pad(burst.newest, (0, shape.num_logit_rows - rows)), tokens, burst.head
+        return burst.cache, jnp.pad(burst.newest, (0, shape.all_logit_rows - rows)), tokens, burst.head
 
     def _sample(self, weights: Any, hidden: jax.Array, inputs: SampleInputs, burst: _Burst) -> _Burst:
         """hidden: [R, E] of this pass."""

@@ -19,7 +19,7 @@ from noria.batch.inputs import NOT_SAMPLED, ForwardInputs, HeadInputs, SampleInp
 from noria.models.eagle3 import Eagle3Head, HeadWeights
 from noria.ops.backends import Ops
 from noria.ops.ragged_paged_attention.api import KVCache, LayerAddress, RaggedBatch
-from noria.step.programs import StepPrograms, ragged_batch, unpack_forward_inputs, unpack_sample_inputs
+from noria.step.programs import StepPrograms, ragged_batch, unpack_sample_inputs
 from noria.step.sample import all_plain_greedy, count_rows, sample
 
 
@@ -68,7 +68,7 @@ class HeadPrograms:
         -> state, and the number of tokens that came, by which the host sees that the program has ended.
         """
         shape = self.steps.shape
-        inputs = unpack_forward_inputs(forward, shape)
+        inputs = ForwardInputs.of_ranks(forward, shape)
         head = HeadInputs.unpack(packed, shape, inputs.token_ids.shape[0])
         known = head.next_sources < 0
         token_ids = jnp.where(known, head.next_ids, sampled[jnp.maximum(head.next_sources, 0)])
@@ -179,17 +179,21 @@ class HeadPrograms:
         return self.head.forward(weights, cache, embedded, hidden, batch, address, ops)
 
 
-def one_token_each(first: ForwardInputs, seq_lens: jax.Array) -> RaggedBatch:
+def one_token_each(first: ForwardInputs, seq_lens: jax.Array, num_ranks: int = 1) -> RaggedBatch:
     """The batch in which each of R rows computes its last token. seq_lens [R]: 0 for rows that take no part.
 
     first: of the first such pass, with the block tables of all of them.
     """
-    rows, all_rows = seq_lens.shape[0], first.seq_lens.shape[0]
+    rows, padding = seq_lens.shape[0] // num_ranks, first.seq_lens.shape[0] // num_ranks  # of a rank
+    own_rows = jnp.arange(rows, dtype=jnp.int32)
+    padded = lambda lens: jnp.pad(lens, (0, padding - rows))
+    by_rank = lambda lens: jax.vmap(padded)(lens.reshape(num_ranks, -1)).reshape(-1)
     return RaggedBatch(
-        token_rows=jnp.where(seq_lens > 0, jnp.arange(rows, dtype=jnp.int32), all_rows),
+        token_rows=jnp.where(seq_lens > 0, own_rows if num_ranks == 1 else jnp.tile(own_rows, num_ranks), padding),
         positions=jnp.maximum(seq_lens - 1, 0),
         query_start=first.query_start,
-        seq_lens=jnp.pad(seq_lens, (0, all_rows - rows)),
+        seq_lens=padded(seq_lens) if num_ranks == 1 else by_rank(seq_lens),
         block_tables=first.block_tables,
         distribution=first.distribution,
+        num_ranks=num_ranks,
     )

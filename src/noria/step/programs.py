@@ -9,6 +9,7 @@ use another sampler, so that the others pay nothing for it.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,24 +53,48 @@ class StepPrograms:
     ) -> tuple[KVCache, jax.Array, jax.Array, jax.Array | None]:
         """sampled [L] int32: the tokens of the step before, which the host may not have seen yet.
 
-        packed: int32, see ForwardInputs. -> cache, hidden states [L, E] of the rows to sample from,
-        those of all tokens [T, E], which are there anyway, and the wanted ones of all tokens.
+        packed: int32, see ForwardInputs.of_ranks. -> cache, hidden states [L, E] of the rows to sample from,
+        those of all tokens [T, E], which are there anyway, and the wanted ones of all tokens; of all ranks.
         """
-        inputs = unpack_forward_inputs(packed, self.shape)
+        inputs = ForwardInputs.of_ranks(packed, self.shape)
         token_ids = known_tokens(inputs, sampled)
-        cache, hidden, states = self.run_model(weights, cache, token_ids, ragged_batch(inputs))
-        return cache, hidden[inputs.logit_rows], hidden, states
+        batch = ragged_batch(inputs, self.shape.num_ranks)
+        cache, hidden, states = self.run_model(weights, cache, token_ids, batch)
+        return cache, self._of_ranks(hidden, inputs.logit_rows), hidden, states
 
     def sample(self, weights: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
-        """hidden [L, E]; packed: int32, see SampleInputs, of R rows. -> token ids [L], of which the first R have a
-        meaning: see `accept`."""
+        """hidden [L, E]; packed: int32, see SampleInputs.of_ranks, of R rows. -> token ids [L], of which the first R
+        have a meaning: see `accept`."""
         inputs = unpack_sample_inputs(packed)
-        token_ids = self.next_tokens(weights, hidden[: inputs.position.shape[0]], inputs)
-        return self._padded(accept(token_ids, inputs))
+        token_ids = self.next_tokens(weights, self._first(hidden, inputs.position.shape[0]), inputs)
+        return self._padded(self._accept(token_ids, inputs))
+
+    def _accept(self, token_ids: jax.Array, inputs: SampleInputs) -> jax.Array:
+        """accept, for each rank by itself, so that they need not wait for each other."""
+        if (ranks := self.shape.num_ranks) == 1:
+            return accept(token_ids, inputs)
+        own = lambda tokens, draft, place: accept(tokens, dataclasses.replace(inputs, draft=draft, place=place))
+        each = (array.reshape(ranks, -1) for array in (token_ids, inputs.draft, inputs.place))
+        return jax.vmap(own)(*each).reshape(-1)
+
+    def _of_ranks(self, hidden: jax.Array, rows: jax.Array) -> jax.Array:
+        """hidden [T, E]; rows: of each rank, counted from where its tokens begin."""
+        ranks = self.shape.num_ranks
+        if ranks == 1:
+            return hidden[rows]
+        parts, rows = hidden.reshape(ranks, -1, hidden.shape[1]), rows.reshape(ranks, -1, 1)
+        return jnp.take_along_axis(parts, rows, axis=1, mode="clip").reshape(-1, hidden.shape[1])
+
+    def _first(self, hidden: jax.Array, rows: int) -> jax.Array:
+        """hidden [L, E] -> [rows, E]: the first of each rank."""
+        ranks = self.shape.num_ranks
+        if ranks == 1:
+            return hidden[:rows]
+        return hidden.reshape(ranks, -1, hidden.shape[1])[:, : rows // ranks].reshape(rows, -1)
 
     def _padded(self, token_ids: jax.Array) -> jax.Array:
         """To the places that `forward` takes tokens from, whatever the bucket."""
-        return jnp.pad(token_ids, (0, self.shape.num_logit_rows - token_ids.shape[0]))
+        return jnp.pad(token_ids, (0, self.shape.all_logit_rows - token_ids.shape[0]))
 
     def sample_shaped(
         self,
@@ -86,20 +111,21 @@ class StepPrograms:
         tables: donated. sampled: as of forward. packed_shaping: int32, see ShapingInputs. mask: see apply_mask.
         -> tables, token ids as of sample, and what the score op says of them [R, ...].
         """
-        inputs, shaping = unpack_sample_inputs(packed), ShapingInputs.unpack(packed_shaping, _to_float)
+        inputs, shaping = unpack_sample_inputs(packed), ShapingInputs.of_ranks(packed_shaping, _to_float)
         rows = inputs.position.shape[0]
-        raw = self._logits(weights, hidden[:rows], count_rows(inputs))
+        num_rows = self._that_count(inputs)
+        raw = self._logits(weights, self._first(hidden, rows), num_rows)
         logits = apply_mask(shape(raw, inputs, shaping, tables, sampled), mask)
         logits = lax.optimization_barrier(logits)
         none = jnp.zeros((rows, 0), jnp.int32)  # what is banned is masked
-        chosen = self.ops.sampling.sample(logits, inputs, none, count_rows(inputs), num_tokens=logits.shape[1])
-        token_ids = accept(chosen, inputs)
+        chosen = self.ops.sampling.sample(logits, inputs, none, num_rows, num_tokens=logits.shape[1])
+        token_ids = self._accept(chosen, inputs)
 
         def scored(raw: jax.Array, logits: jax.Array) -> jax.Array:
             if self.processed_logprobs:
                 is_random = (inputs.temperature > 0)[:, None]
                 raw = lax.optimization_barrier(jnp.where(is_random, scale_and_filter(logits, inputs), logits))
-            return self.ops.sampling.score(raw, token_ids, count_rows(inputs), num_top=self.max_logprobs)
+            return self.ops.sampling.score(raw, token_ids, num_rows, num_top=self.max_logprobs)
 
         nothing = lambda raw, logits: jnp.zeros((rows, score_width(self.max_logprobs)), jnp.int32)
         scores = lax.cond(jnp.any(shaping.scores == 1), scored, nothing, raw, logits)
@@ -131,7 +157,7 @@ class StepPrograms:
 
     def next_tokens(self, weights: Any, hidden: jax.Array, inputs: SampleInputs) -> jax.Array:
         """hidden [R, E] -> token ids [R]."""
-        num_rows = count_rows(inputs)
+        num_rows = self._that_count(inputs)
 
         def choose(hidden: jax.Array) -> jax.Array:
             logits = self.model.logits(weights, hidden, num_rows, self.ops)
@@ -145,6 +171,10 @@ class StepPrograms:
         # The cap makes large logits equal, so the first of them must be looked for after it.
         return choose(hidden)
 
+    def _that_count(self, inputs: SampleInputs) -> jax.Array:
+        """The number of rows before the padding; of several ranks each has its own, and all count."""
+        return count_rows(inputs) if self.shape.num_ranks == 1 else jnp.int32(inputs.num_steps.shape[0])
+
     def _addresses(self) -> LayerAddress:
         """Where the layers' caches lie, as arrays [layers] that the layer scan carries along."""
         windows = [FULL_ATTENTION if window is None else window for window in self.model.config.windows]
@@ -155,11 +185,7 @@ class StepPrograms:
         )
 
 
-def unpack_forward_inputs(packed: jax.Array, shape: BatchShape) -> ForwardInputs:
-    return ForwardInputs.unpack(packed, shape, ForwardInputs.num_tokens(packed.shape[0], shape))
-
-
-def ragged_batch(inputs: ForwardInputs) -> RaggedBatch:
+def ragged_batch(inputs: ForwardInputs, num_ranks: int = 1) -> RaggedBatch:
     return RaggedBatch(
         token_rows=inputs.token_rows,
         positions=inputs.positions,
@@ -167,6 +193,7 @@ def ragged_batch(inputs: ForwardInputs) -> RaggedBatch:
         seq_lens=inputs.seq_lens,
         block_tables=inputs.block_tables,
         distribution=inputs.distribution,
+        num_ranks=num_ranks,
     )
 
 
@@ -177,7 +204,7 @@ def known_tokens(inputs: ForwardInputs, sampled: jax.Array) -> jax.Array:
 
 
 def unpack_sample_inputs(packed: jax.Array) -> SampleInputs:
-    return SampleInputs.unpack(packed, _to_float)
+    return SampleInputs.of_ranks(packed, _to_float)
 
 
 def _to_float(bits: jax.Array) -> jax.Array:

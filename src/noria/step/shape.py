@@ -23,14 +23,17 @@ from noria.step.verify import count_drafts
 @tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tables:
-    """Rows of the batch by tokens; a row means something while a request with penalties or biases has it."""
+    """Rows of the batch by tokens; a row means something while a request with penalties or biases has it. Where there
+    are several ranks they have one more axis in front."""
 
     counts: jax.Array  # [M, V] int32: twice the number of times it was generated; odd where it is in the prompt, too
     bias: jax.Array  # [M, V] float32: what is added to its logit; -inf bans it
 
     @staticmethod
-    def abstract(rows: int, vocab: int) -> Tables:
-        counts, bias = (jax.ShapeDtypeStruct((rows, vocab), dtype) for dtype in (jnp.int32, jnp.float32))
+    def abstract(rows: int, vocab: int, ranks: int = 1) -> Tables:
+        """rows: of each rank."""
+        shape = (rows, vocab) if ranks == 1 else (ranks, rows, vocab)
+        counts, bias = (jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.float32))
         return Tables(counts, bias)  # pyright: ignore[reportArgumentType]
 
 
@@ -38,14 +41,23 @@ def edit(tables: Tables, packed: jax.Array) -> Tables:
     """packed: int32, see batch/edits.py."""
     row, is_first = packed[0], packed[1] == 1
     tokens, kinds, values = packed[HEADER:].reshape(3, MAX_ENTRIES)
-    counts, bias = tables.counts[row], tables.bias[row]
+    index = row if tables.counts.ndim == 2 else jnp.divmod(row, tables.counts.shape[1])
+    counts, bias = tables.counts[index], tables.bias[index]
     vocab = counts.shape[0]
     of_kind = lambda kind: jnp.where(kinds == kind, tokens, vocab)  # out of range: dropped
     to_float = lambda bits: lax.bitcast_convert_type(bits, jnp.float32)
     counts = jnp.where(is_first, 0, counts).at[of_kind(PROMPT)].max(1, mode="drop")
     counts = counts.at[of_kind(OUTPUT)].add(2 * values, mode="drop")
     bias = jnp.where(is_first, to_float(packed[2]), bias).at[of_kind(BIAS)].set(to_float(values), mode="drop")
-    return Tables(tables.counts.at[row].set(counts), tables.bias.at[row].set(bias))
+    return Tables(tables.counts.at[index].set(counts), tables.bias.at[index].set(bias))
+
+
+def _rows(table: jax.Array, rows: jax.Array) -> jax.Array:
+    """rows [R], of each rank those of its own part -> [R, V]."""
+    if table.ndim == 2:
+        return table[rows]
+    own = jax.vmap(lambda part, rows: part[rows])(table, rows.reshape(table.shape[0], -1))
+    return own.reshape(rows.shape[0], -1)
 
 
 def apply_mask(logits: jax.Array, mask: jax.Array) -> jax.Array:
@@ -66,8 +78,12 @@ def mask_width(vocab: int) -> int:
 
 def count(tables: Tables, shaping: ShapingInputs, token_ids: jax.Array) -> Tables:
     """Takes the sampled tokens [R] in, of rows whose tokens count."""
-    rows = jnp.where((shaping.counts == 1) & (token_ids >= 0), shaping.table_row, tables.counts.shape[0])
-    return Tables(tables.counts.at[rows, token_ids].add(2, mode="drop"), tables.bias)
+    rows = jnp.where((shaping.counts == 1) & (token_ids >= 0), shaping.table_row, tables.counts.shape[-2])
+    add = lambda part, rows, token_ids: part.at[rows, token_ids].add(2, mode="drop")
+    if tables.counts.ndim == 2:
+        return Tables(add(tables.counts, rows, token_ids), tables.bias)
+    ranks = tables.counts.shape[0]
+    return Tables(jax.vmap(add)(tables.counts, rows.reshape(ranks, -1), token_ids.reshape(ranks, -1)), tables.bias)
 
 
 def shape(
@@ -81,7 +97,7 @@ def shape(
     vocab = logits.shape[1]
 
     def add_bias(logits: jax.Array) -> jax.Array:
-        return logits + jnp.where(shaping.has_bias[:, None] == 1, tables.bias[shaping.table_row], 0)
+        return logits + jnp.where(shaping.has_bias[:, None] == 1, _rows(tables.bias, shaping.table_row), 0)
 
     logits = lax.cond(jnp.any(shaping.has_bias == 1), add_bias, lambda x: x, logits)
     columns = jnp.concatenate([stop_columns(inputs, vocab), bad_columns(shaping, sampled, vocab)], axis=1)
@@ -89,7 +105,7 @@ def shape(
     is_penalized = (shaping.presence != 0) | (shaping.frequency != 0) | (shaping.repetition != 1)
 
     def penalized(logits: jax.Array) -> jax.Array:
-        return penalize(logits, count_drafts(tables.counts[shaping.table_row], inputs), shaping)
+        return penalize(logits, count_drafts(_rows(tables.counts, shaping.table_row), inputs), shaping)
 
     return lax.cond(jnp.any(is_penalized), penalized, lambda x: x, logits)
 

@@ -94,6 +94,14 @@ class RaggedBatch:
     seq_lens: jax.Array  # [R] int32: computed + scheduled tokens; 0 for padding
     block_tables: jax.Array  # [G, R, B] int32: blocks of each cache group; 0 where there is none
     distribution: jax.Array  # [3] int32: end of decode rows, end of fixed-size prefill rows, end of all rows
+    # Of several ranks, the arrays of one come behind those of another (block tables along R), all equally long, and
+    # with their own numbering. No op sees that: parallel/ops.py gives each the part of its rank.
+    num_ranks: int = field(default=1, metadata={"static": True})
+
+    @property
+    def num_tokens(self) -> jax.Array:
+        """Those before the padding; of several ranks each has its own, and all count."""
+        return self.query_start[-1] if self.num_ranks == 1 else jnp.int32(self.positions.shape[0])
 
 
 @tree_util.register_dataclass

@@ -1,0 +1,44 @@
+"""What devices exchange in a step, counted in the compiled programs: nothing between copies of a model but tokens, and
+within one the residual stream, never weights or the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from test_tensor_parallel import EIGHT_DEVICES, GOLDEN
+
+WORKER = Path(__file__).with_name("exchanges_worker.py")
+TOKENS, ROWS, HIDDEN, LAYERS = 16, 8, 32, 2  # of the step, and of the model
+ENGINES = {
+    "data": {"data_parallel_size": 2},
+    "attention": {"attention_data_parallel_size": 2, "tensor_parallel_size": 2},
+    "all": {"data_parallel_size": 2, "attention_data_parallel_size": 2, "tensor_parallel_size": 2},
+}
+
+
+def test_exchanges() -> None:
+    job = {"model": str(GOLDEN / "llama"), "engines": ENGINES}
+    done = subprocess.run(
+        [sys.executable, str(WORKER), json.dumps(job)],
+        env={**os.environ, **EIGHT_DEVICES},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["data"]["forward"] == []
+    for name, copies in (("attention", 1), ("all", 2)):
+        stream = TOKENS // copies * HIDDEN * 4
+        in_layers = sorted((kind, size) for kind, size, times in found[name]["forward"] if times == LAYERS)
+        # Behind attention the sum over the heads of each rank, and the gather of the ranks; behind the MLP one sum.
+        assert in_layers == [("all-gather", stream), ("all-reduce", stream // 2), ("all-reduce", stream)]
+        assert max(size for _, size, _ in found[name]["forward"]) == stream
+    # Tokens, whether anybody draws, and in steps in which somebody does, where stop tokens are to be banned.
+    assert sum(size for _, size, _ in found["data"]["sample"]) <= ROWS * 4 + 8 + ROWS * 16 * 2 * 4
+    assert max(size for _, size, _ in found["all"]["sample"]) <= ROWS * 16 * 2 * 4
