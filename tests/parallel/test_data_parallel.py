@@ -39,6 +39,7 @@ def check(found: dict[str, Any]) -> None:
             assert sum(answer["cached"] >= 8 for answer in repeated) >= len(repeated) - 2
 
 
+@pytest.mark.slow
 def test_ranks_along_both_axes_answer_like_one_device(tiny_text_model: Path, compile_cache_dir: str) -> None:
     """Every kind of request at once, bursts, fewer requests than ranks; on 2 x 2 ranks of 2 devices, in 2 slices."""
     found = run(tiny_text_model, {"one": {}, "eight": {**ALL_AXES, "slices": 2}}, compile_cache_dir, speaks=True)
