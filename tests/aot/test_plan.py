@@ -99,7 +99,8 @@ def test_forward_passes_of_two_slices_exchange_nothing_more(tiny: str) -> None:
     for key in ("weights", "activations", "block_bytes", "num_blocks"):
         assert two["memory"][key] == one["memory"][key]  # of a device
     for key in ("decode", "prefill"):
-        assert two[key]["tokens_per_s"] == pytest.approx(2 * one[key]["tokens_per_s"], rel=0.02)
+        times = two[key]["tokens_per_s"] / one[key]["tokens_per_s"]
+        assert 1.98 < times < 2.5  # a rank has a smaller bucket, too
 
 
 @needs_libtpu
