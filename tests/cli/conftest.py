@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 
 import pytest
 from command_line import CHAT_TEMPLATE, Outcome, make_model
 
+from noria.aot.environment import ENVIRONMENT
 from noria.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def environment_of_libtpu() -> Iterator[None]:
+    """Commands that compile for TPUs change it; afterwards it is as before."""
+    before = {name: os.environ.get(name) for name, _ in ENVIRONMENT}
+    yield
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,16 @@ def test_a_later_run_compiles_nothing(
         (["--compile-cache-dir", ""], 'compile_cache_dir "" turns the compile cache off'),
         (["--max-num-seq", "3"], "unknown option --max-num-seq; did you mean --max-num-seqs?"),
         (["--max-model-len", "100000"], "max_model_len (100000) exceeds"),
+        (["--programs-dir", "d"], "programs_dir: here programs are compiled, not fetched; leave it out"),
+        (["--topology", "v6e:1x1"], "--topology and --out belong together"),
+        (["--topology", "v6e:1x1", "--out", "d", "--compile-cache-dir", "c"], "compile_cache_dir: the programs go to"),
+        (
+            ["--topology", "v6e:1x1", "--out", "d", "--nnodes", "2"],
+            "nnodes: programs are compiled into a folder for one",
+        ),
+        (["--programs-dir", "d", "--nnodes", "2"], "programs_dir: programs in a folder are for one host"),
+        (["--out", "d"], "--topology and --out belong together"),
+        (["--topology", "v9:1x1", "--out", "d"], "topology v9:1x1: the chip v9 is not known"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(noria: Noria, plain_model: str, args: list[str], message: str) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from command_line import Outcome
 
-from noria.aot import devices, plan
+from noria.aot import plan, search
 from noria.aot.estimate import Speed
 from noria.aot.hlo import Exchange
 from noria.aot.programs import ProgramFigures
@@ -25,8 +25,6 @@ Noria = Callable[..., Outcome]
 def made_up(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
     """Plans are made up, with one program that compiles and one that does not; the configs they were asked for."""
     asked: list[EngineConfig] = []
-    for name, _ in devices.ENVIRONMENT:
-        monkeypatch.setenv(name, os.environ.get(name, ""))  # so that it is as before afterwards
 
     def make_plan(config: EngineConfig, model: Any, topology: Any, **_: Any) -> plan.Plan:
         asked.append(config)
@@ -36,6 +34,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
             seconds=2.0,
             flops=3e9,
             bytes=4e6,
+            arguments=7_000_000,
             temporary=5_000_000,
             exchanges=(Exchange("all-reduce", 1000, 32),),
             sent=6e6,
@@ -62,7 +61,7 @@ def test_the_table(noria: Noria, made_up: list[EngineConfig]) -> None:
     assert outcome.status == 1  # because a program does not compile
     assert outcome.out.startswith("llama-3.1-8b on v6e:2x4: 8 of 8 devices, bfloat16\n")
     row = next(line for line in outcome.out.splitlines() if line.startswith("forward"))
-    assert row.split() == ["forward", "16", "2.0", "s", "3.00", "4.00", "2.500", "ms", "memory", "6.00", "5.0"]
+    assert row.split() == ["forward", "16", "2.0", "s", "3.00", "4.00", "2.500", "ms", "memory", "6.00", "7.0", "5.0"]
     assert "does not compile: sample 8: Ran out of memory in [hbm]" in outcome.out
     assert "weights 8.00 GB, largest step 1.00 GB, KV cache 20.00 GB of 30.00 GB" in outcome.out
     assert "KV cache: 320,000 tokens, 78.1 requests of max_model_len (4,096)" in outcome.out
@@ -70,6 +69,33 @@ def test_the_table(noria: Noria, made_up: list[EngineConfig]) -> None:
     assert "prefill" not in outcome.out
     assert made_up[0].tensor_parallel_size == 8
     assert made_up[0].max_num_seqs == 64
+
+
+def test_what_a_search_found(noria: Noria, made_up: list[EngineConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan is for what is recommended."""
+
+    def found(config: EngineConfig, *_: Any, **__: Any) -> search.Search:
+        no = search.MeshChoice(tensor_parallel_size=1, copies=8, reason="it does not fit")
+        slow, fast = Speed(8, 100, 8, 0.01), Speed(16, 100, 16, 0.005)
+        two = search.MeshChoice(tensor_parallel_size=2, copies=4, cache_tokens=3000, decode=slow, prefill=slow)
+        four = search.MeshChoice(tensor_parallel_size=4, copies=2, cache_tokens=7000, decode=fast, prefill=fast)
+        gap = search.BucketChoice(token_bucket_gap=256, programs=18, waste=0.034)
+        best = dataclasses.replace(config, tensor_parallel_size=4, token_bucket_gap=256)
+        return search.Search(meshes=(no, two, four), buckets=(gap,), config=best)
+
+    monkeypatch.setattr(search, "search", found)
+    args = ("plan", "llama-3.1-8b", "--topology", "v6e:2x4", "--search")
+    out = noria(*args).out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["2", "4", "3,000", "8", "10.00", "3,200", "3,200"] in lines
+    assert ["*", "4", "2", "7,000", "16", "5.00", "6,400", "6,400"] in lines
+    assert "tensor parallel 1: it does not fit" in out
+    assert "* token_bucket_gap 256: 18 programs, padding takes 3.4% more time" in out
+    assert "recommended: --tensor-parallel-size 4 --token-bucket-gap 256" in out
+    assert (made_up[0].tensor_parallel_size, made_up[0].token_bucket_gap) == (4, 256)
+    told = json.loads(noria(*args, "--json").out)["search"]
+    assert [each["tokens_per_s"] for each in told["meshes"]] == [0, 3200, 6400]
+    assert told["buckets"] == [{"token_bucket_gap": 256, "programs": 18, "waste": 0.034}]
 
 
 def test_json(noria: Noria, made_up: list[EngineConfig]) -> None:
@@ -91,6 +117,11 @@ def test_json(noria: Noria, made_up: list[EngineConfig]) -> None:
         (("llama-3.1-8b", "--topology", "v7:2x2"), "topology v7:2x2: the chip v7 is not known"),
         (("nothing", "--topology", "v6e:2x2"), "nothing is neither a folder with config.json"),
         (("llama-3.1-8b", "--topology", "v6e:2x2", "--tensor-parallel-size", "-1"), "tensor_parallel_size must be at"),
+        (("llama-3.1-8b", "--topology", "v6e:2x2", "--num-slices", "0"), "num_slices must be at least 1, not 0"),
+        (
+            ("llama-3.1-8b", "--topology", "v6e:2x2", "--search", "--tensor-parallel-size", "2"),
+            "--search chooses the tensor_parallel_size; leave one of them out",
+        ),
     ],
 )
 def test_refused(noria: Noria, args: tuple[str, ...], message: str) -> None:

@@ -94,7 +94,9 @@ def test_xla_agrees_with_the_reference(rows, dtype):
     (got,) = xla.linear(x, pair, np.int32(1), ALL, activation="silu")
     (want,) = reference.linear(x, pair, np.int32(1), ALL, activation="silu")
     assert got.dtype == x.dtype
-    np.testing.assert_allclose(got.astype("float32"), want.astype("float32"), atol=1e-3, rtol=1e-2)
+    # Two roundings more.
+    tolerance = {"atol": 1e-3, "rtol": 1e-2} if dtype == "float32" else {"atol": 0.1, "rtol": 0.03}
+    np.testing.assert_allclose(got.astype("float32"), want.astype("float32"), **tolerance)
     np.testing.assert_array_equal(
         xla.embed(weights[0], jnp.array([3, 99, -4]), x.dtype), weights[0].data[0][jnp.array([3, 29, 0])]
     )

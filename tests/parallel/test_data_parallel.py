@@ -22,7 +22,8 @@ DRAFTS = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3,
 
 
 def check(found: dict[str, Any]) -> None:
-    """Tokens and ranks of log-probabilities are the same; these differ by what another order of sums makes.
+    """Tokens are the same; log-probabilities differ by what another order of sums makes, and ranks by the neighbour
+    whose log-probability is as good as the same.
 
     How much is found in the prefix cache is a matter of who was where, but something is, in the runs that repeat.
     """
@@ -31,12 +32,14 @@ def check(found: dict[str, Any]) -> None:
         for answer, same in zip(itertools.chain(*other), itertools.chain(*alone), strict=True):
             assert answer["token_ids"] == same["token_ids"]
             for (token, logprob, rank), (token2, logprob2, rank2) in zip(flat(answer), flat(same), strict=True):
-                assert (token, rank) == (token2, rank2)
+                assert token == token2
+                assert abs(rank - rank2) <= 1
                 assert logprob == pytest.approx(logprob2, abs=2e-4)
         for repeated in other[1:3]:
             assert sum(answer["cached"] >= 8 for answer in repeated) >= len(repeated) - 2
 
 
+@pytest.mark.slow
 def test_ranks_along_both_axes_answer_like_one_device(tiny_text_model: Path, compile_cache_dir: str) -> None:
     """Every kind of request at once, bursts, fewer requests than ranks; on 2 x 2 ranks of 2 devices, in 2 slices."""
     found = run(tiny_text_model, {"one": {}, "eight": {**ALL_AXES, "slices": 2}}, compile_cache_dir, speaks=True)

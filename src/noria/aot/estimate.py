@@ -29,7 +29,8 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """work: of one device. context: tokens in the cache of each request that decodes."""
+    """work: of one device. context: tokens in the cache of each request that decodes. Requests are shared evenly by
+    the ranks, which all do the same."""
 
     device: Device
     config: ResolvedConfig
@@ -39,18 +40,22 @@ class Estimator:
     programs: Sequence[ProgramFigures]
     long_rows: int = 0  # of a pass with requests that exceed most_model_len
 
+    @property
+    def ranks(self) -> int:
+        return self.config.num_ranks
+
     def of_program(self, program: ProgramFigures) -> Roofline | None:
         """Of the step that fills its bucket: where all requests can decode in it, they do; larger ones are prompts.
 
         None for programs whose work is not worth speaking of, and for those that do not compile.
         """
-        bucket = program.bucket or 0
+        bucket = (program.bucket or 0) // self.ranks
         if program.error is not None:
             return None
         if program.name in ("sample", "sample shaped"):
             return self._roofline(program, self.work.sample(bucket))
         if program.name == "forward":
-            rows, longest, context = self.config.max_num_seqs, self._usual, min(self.context, self._usual - 1)
+            rows, longest, context = self.buckets.requests[-1], self._usual, min(self.context, self._usual - 1)
         elif program.name == "forward long":
             rows, longest, context = self.long_rows, self.config.max_model_len, max(self.context, self._usual)
         else:
@@ -65,28 +70,34 @@ class Estimator:
         return self.config.most_model_len or self.config.max_model_len
 
     def decode(self, rows: int) -> Speed | None:
-        """None where a program that it needs does not compile."""
-        most, name = (rows, "forward") if self.context < self._usual else (self.long_rows, "forward long")
-        counts = [min(most, rows - first) for first in range(0, rows, most)]
-        passes = [(name, count, self._decode(count, self.context)) for count in counts]
-        return self._speed(rows, self.context, rows, passes)
+        """rows: of all ranks. None where a program that it needs does not compile."""
+        own = -(-rows // self.ranks)
+        most, name = (own, "forward") if self.context < self._usual else (self.long_rows, "forward long")
+        counts = [min(most, own - first) for first in range(0, own, most)]
+        return self._speed(own, self.context, own, [(name, n, self._decode(n, self.context)) for n in counts])
 
     def prefill(self, tokens: int) -> Speed | None:
-        """Of prompts that fill a step, of which the last one ends in it: of most_model_len tokens, if that is given, or
-        of max_model_len."""
-        tokens = min(tokens, self.config.max_num_seqs * self._usual)
-        return self._speed(1, 0, tokens, [("forward", tokens, self._prompts(tokens, self._usual))])
+        """Of prompts that fill a step, of which the last one of each rank ends in it, of most_model_len tokens, if that
+        is given, or of max_model_len. tokens: of all ranks."""
+        own = min(tokens // self.ranks, self.buckets.requests[-1] * self._usual)
+        return self._speed(1, 0, own, [("forward", own, self._prompts(own, self._usual))])
+
+    def of_prompts(self, tokens: int, sent: float) -> Roofline:
+        """Of a forward pass that computes so many tokens of prompts and sends so many bytes."""
+        return roofline(self.device, self._prompts(tokens, self._usual), sent)
 
     def _speed(self, rows: int, context: int, tokens: int, passes: Sequence[tuple[str, int, Work]]) -> Speed | None:
-        """passes: program, tokens and work of each forward pass of the step."""
+        """rows, tokens: of a rank. passes: program, tokens and work of each forward pass of the step."""
         works = [(self._find(name, pick(self.buckets.tokens, count)), work) for name, count, work in passes]
         works.append((self._find("sample", pick(self.buckets.requests, rows)), self.work.sample(rows)))
         if any(program.error is not None for program, _ in works):
             return None
-        return Speed(rows, context, tokens, sum(self._roofline(program, work).seconds for program, work in works))
+        seconds = sum(self._roofline(program, work).seconds for program, work in works)
+        return Speed(self.ranks * rows, context, self.ranks * tokens, seconds)
 
     def _find(self, name: str, bucket: int) -> ProgramFigures:
-        return next(each for each in self.programs if (each.name, each.bucket) == (name, bucket))
+        """bucket: of a rank."""
+        return next(each for each in self.programs if (each.name, each.bucket) == (name, self.ranks * bucket))
 
     def _decode(self, rows: int, context: int) -> Work:
         return self.work.forward([(context, 1)] * rows)

@@ -17,6 +17,10 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _CALLED = re.compile(r"(?:body|calls|to_apply|branch_computations|called_computations)=\{?((?:%?[\w.\-]+(?:, )?)+)\}?")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ([\w\-]+)\(")
+_COPY = re.compile(
+    r"^\s+(?:ROOT )?(?:%?[\w.\-]+ = (.*?) (?:copy|copy-start|transpose)\("
+    r"|%?(?:copy|transpose)[\w.\-]* = (.*?) fusion\()"
+)
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
@@ -36,6 +40,16 @@ def exchanges(text: str) -> list[Exchange]:
     """
     bodies, entry = _computations(text)
     return list(_walk(bodies, entry, 1, frozenset())) if entry else []
+
+
+def largest_copy(text: str) -> int:
+    """Bytes of the largest array that a compiled program copies or transposes, alone or in a fusion of the name.
+
+    Copies to the chip's fast memory, S(1), are how a TPU prefetches and do not count.
+    """
+    shapes = (found[1] or found[2] for line in text.splitlines() if (found := _COPY.match(line)))
+    sizes = (_num_bytes(shape, is_started=True) for shape in shapes if "S(1)" not in shape)
+    return max(sizes, default=0)
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str | None]:

@@ -13,8 +13,11 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from noria.aot.hlo import Exchange, exchanges
+from noria.aot.hlo import Exchange, exchanges, largest_copy
 from noria.aot.roofline import bytes_sent
+from noria.errors import ConfigError
+from noria.parallel.mesh import DATA
+from noria.runner.stored import file_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,7 @@ class ProgramFigures:
     bytes: float | None = None
     arguments: int = 0
     temporary: int = 0
+    largest_copy: int = 0  # bytes of the largest array that it copies within the memory
     exchanges: tuple[Exchange, ...] = ()
     sent: float = 0.0  # bytes that leave the device
 
@@ -40,12 +44,21 @@ def compile_all(
     num_layers: int | None,
     mesh: Mesh,
     threads: int,
-    progress: Callable[[int, int], None],
+    dump: Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[ProgramFigures]:
     """In the order of the jobs. num_layers: of the loop that a forward pass is; None where it is several. A program
-    that does not compile is one of the results."""
+    that does not compile is one of the results. dump: a folder for the texts.
+
+    Raises ConfigError when that folder cannot be made.
+    """
+    if dump is not None:
+        try:
+            dump.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"dump_hlo {dump}: {error.strerror}; choose another folder") from None
     with ThreadPoolExecutor(threads, thread_name_prefix="noria-compile") as pool:
-        futures = {pool.submit(_compile, key, job, num_layers, mesh): key for key, job in jobs.items()}
+        futures = {pool.submit(_compile, key, job, num_layers, mesh, dump): key for key, job in jobs.items()}
         found: dict[Hashable, ProgramFigures] = {}
         for done, future in enumerate(as_completed(futures), start=1):
             found[futures[future]] = future.result()
@@ -53,16 +66,19 @@ def compile_all(
     return [found[key] for key in jobs]
 
 
-def _compile(key: Hashable, job: Callable[[], Any], num_layers: int | None, mesh: Mesh) -> ProgramFigures:
+def _compile(
+    key: Hashable, job: Callable[[], Any], num_layers: int | None, mesh: Mesh, dump: Path | None
+) -> ProgramFigures:
     name, bucket = key if isinstance(key, tuple) else (key, None)
     begin = time.perf_counter()
     try:
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # Pallas asks it which chip to compile for
-            program, text = _compile_with_text(job())
+        program, text = _compile_with_text(lower(job, mesh))
     except Exception as error:  # the compiler's verdict, whatever its type
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         return ProgramFigures(name=str(name), bucket=bucket, seconds=time.perf_counter() - begin, error=reason)
     seconds = time.perf_counter() - begin
+    if dump is not None:
+        (dump / f"{file_name(key)}.txt").write_text(text, encoding="utf-8")
     cost, memory = program.cost_analysis() or {}, program.memory_analysis()
     # The compiler counts the body of a loop once. A forward pass is a loop over the layers, and next to nothing is
     # outside of it; of a burst nobody knows the length.
@@ -76,14 +92,21 @@ def _compile(key: Hashable, job: Callable[[], Any], num_layers: int | None, mesh
         bytes=None if times is None else cost.get("bytes accessed", 0.0) * times,
         arguments=memory.argument_size_in_bytes if memory else 0,
         temporary=memory.temp_size_in_bytes if memory else 0,
+        largest_copy=largest_copy(text),
         exchanges=exchanged,
-        sent=bytes_sent(exchanged, mesh.size),
+        sent=bytes_sent(exchanged, mesh.size // mesh.shape[DATA]),  # nothing is exchanged along the data axis
     )
+
+
+def lower(job: Callable[[], Any], mesh: Mesh) -> jax.stages.Lowered:
+    """Runs a job of ModelRunner.jobs for the mesh of some topology."""
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # Pallas asks it which chip to compile for
+        return job()
 
 
 def _compile_with_text(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
     """The compiler writes the text itself: JAX's own reader does not know every instruction that libtpu makes."""
     with tempfile.TemporaryDirectory(prefix="noria-plan-") as folder:
         program = lowered.compile({"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        (path,) = Path(folder).glob("*.after_optimizations.txt")
+        (path,) = Path(folder).glob("*after_optimizations.txt")
         return program, path.read_text(encoding="utf-8")

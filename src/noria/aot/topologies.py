@@ -24,7 +24,7 @@ class Device:
 
     flops: float  # bfloat16 operations per second
     int8_ops: float | None  # operations per second; None where the vendor names none
-    memory: int  # bytes
+    memory: int  # bytes that the runtime leaves to programs
     memory_bandwidth: float  # bytes per second
     link_bandwidth: float  # bytes per second to other chips of the slice, over all links, one way
 
@@ -40,14 +40,25 @@ class Chip:
 
 
 def _chip(
-    name: str, axes: int, devices: int, *, tflops: float, int8: float | None, gib: int, gbps: float, link: float
+    name: str,
+    axes: int,
+    devices: int,
+    *,
+    tflops: float,
+    int8: float | None,
+    gib: float,
+    gbps: float,
+    link: float,
 ) -> Chip:
-    """Figures are of the chip, link of both directions together; devices share it evenly."""
+    """Figures are of the chip, link of both directions together; devices share it evenly.
+
+    gib: what libtpu 0.0.42 calls available when a program needs more.
+    """
     share = 1 / devices
     device = Device(
         flops=tflops * 1e12 * share,
         int8_ops=None if int8 is None else int8 * 1e12 * share,
-        memory=gib * _GiB // devices,
+        memory=int(gib * _GiB * share),
         memory_bandwidth=gbps * 1e9 * share,
         link_bandwidth=link / 2 * 1e9 * share,
     )
@@ -58,10 +69,10 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
         chip.name: chip
         for chip in (
-            _chip("v5e", 2, 1, tflops=197, int8=393, gib=16, gbps=819, link=400),
-            _chip("v5p", 3, 1, tflops=459, int8=918, gib=95, gbps=2765, link=1200),
-            _chip("v6e", 2, 1, tflops=918, int8=1836, gib=32, gbps=1638, link=800),
-            _chip("tpu7x", 3, 2, tflops=2307, int8=None, gib=192, gbps=7380, link=1200),
+            _chip("v5e", 2, 1, tflops=197, int8=393, gib=15.75, gbps=819, link=400),
+            _chip("v5p", 3, 1, tflops=459, int8=918, gib=95.74, gbps=2765, link=1200),
+            _chip("v6e", 2, 1, tflops=918, int8=1836, gib=31.25, gbps=1638, link=800),
+            _chip("tpu7x", 3, 2, tflops=2307, int8=None, gib=189.5, gbps=7380, link=1200),
         )
     }
 )
@@ -69,26 +80,36 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Chips of one slice in a grid."""
+    """Chips in a grid, a slice; and how many equal slices there are, which a slower network joins."""
 
     chip: Chip
     grid: tuple[int, ...]
+    num_slices: int = 1
 
     @property
     def name(self) -> str:
+        """Of a slice."""
         return f"{self.chip.name}:{'x'.join(map(str, self.grid))}"
 
     @property
+    def title(self) -> str:
+        return self.name if self.num_slices == 1 else f"{self.num_slices} slices of {self.name}"
+
+    @property
     def num_chips(self) -> int:
+        """Of a slice."""
         return math.prod(self.grid)
 
     @property
     def num_devices(self) -> int:
+        """Of a slice."""
         return self.num_chips * self.chip.devices
 
 
-def parse_topology(text: str) -> Topology:
+def parse_topology(text: str, num_slices: int = 1) -> Topology:
     """From "v6e:2x4". Raises ConfigError for a chip that is not known, or a grid of another number of axes."""
+    if num_slices < 1:
+        raise ConfigError(f"num_slices must be at least 1, not {num_slices}")
     name, _, grid = text.partition(":")
     chip = CHIPS.get(name)
     if chip is None:
@@ -99,4 +120,4 @@ def parse_topology(text: str) -> Topology:
     if len(sizes) != chip.axes or 0 in sizes:
         example = "x".join("2241"[: chip.axes])
         raise ConfigError(f"topology {text}: a grid of {name} has {chip.axes} sizes, as in {name}:{example}")
-    return Topology(chip, sizes)
+    return Topology(chip, sizes, num_slices)

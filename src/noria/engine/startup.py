@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from noria.models.registry import build_model
 from noria.runner.capture import CaptureReport
 from noria.runner.memory import MemoryPlan, available_bytes
 from noria.runner.runner import ModelRunner
+from noria.runner.stored import StoredPrograms
 from noria.scheduler.scheduler import Scheduler
 from noria.spec.ngram import NgramProposer
 from noria.text.tokenizer import Tokenizer, load_tokenizer, no_tokenizer
@@ -107,6 +109,8 @@ def compile_programs(config: EngineConfig, progress: ProgressBar | None = None) 
         raise ConfigError(
             'compile_cache_dir "" turns the compile cache off, so there is nothing to fill; name a folder'
         )
+    if config.programs_dir is not None:
+        raise ConfigError("programs_dir: here programs are compiled, not fetched; leave it out")
     engine = _start(config, progress, programs_only=True)
     engine.core.close()
     return engine.report
@@ -144,18 +148,21 @@ def _begin(config: EngineConfig, progress: ProgressBar | None, hosts: Hosts | No
             mesh, make = make_engine_mesh(config), partial(LeadRunner, hosts)
             greet(mesh)
     path = find_model(config)
+    config, stored = _with_stored_programs(config)
     with ExitStack() as files:
         checkpoint = files.enter_context(open_checkpoint(path, config_only=config.load_format == "dummy"))
         tokenizer = _tokenizer(config, path)
         head = open_head(config, files)
         runner = build_runner(make, config, checkpoint, mesh, tokenizer.vocab_size, head)
+        if stored is not None:
+            stored.check(runner.origin)
         runner.profile_run()
         resolved, vocab_size, draft = runner.config, runner.model.config.vocab_size, None
         if (options := resolved.speculation) is not None and options.method == "draft_model":
             draft = _draft(resolved, tokenizer, runner, bar, programs_only)
         if head is not None:
             head.load(runner, programs_only=programs_only)
-        report = _make_ready(runner, checkpoint, bar, programs_only)
+        report = _make_ready(runner, checkpoint, bar, programs_only, stored)
         eos = _eos_token_ids(checkpoint, tokenizer, vocab_size)
     report = report if draft is None else report.with_draft(draft[1])
     _log.info("%s", report)
@@ -211,12 +218,18 @@ def load_weights_or_shapes(
             runner.load_model(source, show)
 
 
-def _make_ready(runner: ModelRunner, checkpoint: Checkpoint, bar: ProgressBar, programs_only: bool) -> StartupReport:
-    """Loads or describes the weights, divides the memory that is left, and compiles."""
+def _make_ready(
+    runner: ModelRunner,
+    checkpoint: Checkpoint,
+    bar: ProgressBar,
+    programs_only: bool,
+    stored: StoredPrograms | None = None,
+) -> StartupReport:
+    """Loads or describes the weights, divides the memory that is left, and compiles, or fetches what is stored."""
     begin = time.perf_counter()
     plan = _load(runner, checkpoint, bar, programs_only)
     load_s = time.perf_counter() - begin
-    capture = _prepare(runner, plan.num_blocks, bar, programs_only)
+    capture = _prepare(runner, plan.num_blocks, bar, programs_only, stored)
     return StartupReport(capture.programs, capture.compiled, load_s, capture.seconds, plan)
 
 
@@ -229,11 +242,13 @@ def _load(runner: ModelRunner, checkpoint: Checkpoint, bar: ProgressBar, program
     return runner.profile_run()
 
 
-def _prepare(runner: ModelRunner, num_blocks: int, bar: ProgressBar, programs_only: bool) -> CaptureReport:
+def _prepare(
+    runner: ModelRunner, num_blocks: int, bar: ProgressBar, programs_only: bool, stored: StoredPrograms | None
+) -> CaptureReport:
     def here() -> CaptureReport:
         runner.initialize_kv_cache(num_blocks, allocate=not programs_only)
         with bar("compiling") as show:
-            return runner.capture_model(show)
+            return runner.capture_model(show, stored)
 
     return _leading(runner).prepare(num_blocks, here) if runner.config.nnodes > 1 else here()
 
@@ -286,6 +301,19 @@ def _check_draft(name: str, draft_size: int, tokenizer: Tokenizer, vocab_size: i
             f"speculative_config: the draft model {name} has another tokenizer than the model; choose a draft model of "
             "the same family"
         )
+
+
+def _with_stored_programs(config: EngineConfig) -> tuple[EngineConfig, StoredPrograms | None]:
+    """programs_dir says how large the cache is. Raises ConfigError when there are no programs, or for another size."""
+    if config.programs_dir is None:
+        return config, None
+    stored, asked = StoredPrograms.open(Path(config.programs_dir)), config.num_blocks_override
+    if asked not in (None, stored.num_blocks):
+        raise ConfigError(
+            f"num_blocks_override ({asked}) is not the {stored.num_blocks} blocks that the programs in programs_dir "
+            "take; leave it out"
+        )
+    return dataclasses.replace(config, num_blocks_override=stored.num_blocks), stored
 
 
 def _scheduler(config: ResolvedConfig, runner: ModelRunner, plan: MemoryPlan) -> Scheduler:

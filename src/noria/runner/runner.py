@@ -19,13 +19,11 @@ from noria.batch.pack import StepInputs, pack
 from noria.batch.persistent import PersistentBatch
 from noria.cache.layout import BlockIds, CacheLayout, plan_layout
 from noria.config import ResolvedConfig, SamplingParams
-from noria.errors import ConfigError
 from noria.models.config import DecoderConfig
 from noria.models.decoder import Decoder
 from noria.models.eagle3 import Eagle3Head
 from noria.observe.step_clock import StepClock
 from noria.ops import native
-from noria.ops.linear.types import PackedWeight
 from noria.ops.ragged_paged_attention.api import KVCache
 from noria.ops.ragged_paged_attention.tpu_lines import Lines
 from noria.parallel.ops import on_mesh
@@ -47,7 +45,8 @@ from noria.runner.memory import MemoryPlan, available_bytes, plan_memory
 from noria.runner.pack_weights import MatrixForm
 from noria.runner.results import SampledTokens
 from noria.runner.shaper import Jobs, Shaper
-from noria.runner.weights import WeightPlace
+from noria.runner.stored import StoredPrograms, origin_of
+from noria.runner.weights import WeightPlace, check_rounding
 from noria.runner.work import WorkModel
 from noria.scheduler.schedule import GrammarMasks, Schedule
 from noria.step.decode import DecodeProgram
@@ -131,12 +130,12 @@ class ModelRunner:
         """From a checkpoint, or, when there is none, random weights."""
         declaration = self._checkpoint_model.declaration()
         self._weights = self._place.load(declaration, checkpoint, self.config.seed or 0, progress)
-        _check_rounding(self.config, self._weights)
+        check_rounding(self.config, self._weights)
 
     def describe_model(self, checkpoint: Checkpoint | None) -> None:
         """In place of load_model where only the programs are wanted: the shapes of what it would load."""
         self._weights = self._place.describe(self._checkpoint_model.declaration(), checkpoint)
-        _check_rounding(self.config, self._weights)
+        check_rounding(self.config, self._weights)
 
     def profile_run(self, available: int | None = None) -> MemoryPlan:
         """How a device's memory is divided. Raises ConfigError when one request of max_model_len does not fit.
@@ -221,9 +220,18 @@ class ModelRunner:
         decode = DecodeProgram(steps, max_steps, head).decode
         self._decode = lowering(decode, donate_argnums=(1, 5), out_shardings=(places, whole, whole, whole))
 
-    def capture_model(self, progress: Callable[[int, int], None] | None = None) -> CaptureReport:
-        """Compiles every program that the buckets allow."""
-        return self._programs.capture(self.jobs(), self.config.compile_threads, progress)
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What the programs are made by and for, see StoredPrograms."""
+        others = {"dtype": self.dtype, "kv_cache_dtype": self.cache_dtype, "number of tokens": self._num_valid_tokens}
+        return origin_of(self.config, self._checkpoint_model.config, self.placement.devices, **others)
+
+    def capture_model(
+        self, progress: Callable[[int, int], None] | None = None, stored: StoredPrograms | None = None
+    ) -> CaptureReport:
+        """Compiles every program that the buckets allow, or fetches them. Raises ConfigError when one is not there."""
+        load = None if stored is None else stored.loader(self.placement.devices)
+        return self._programs.capture(self.jobs(), self.config.compile_threads, progress, load)
 
     def jobs(self) -> Jobs:
         """By name and bucket, functions that lower one program each: all that serving needs."""
@@ -376,13 +384,3 @@ class ModelRunner:
 
     def _hidden_states(self, rows: int) -> jax.ShapeDtypeStruct:
         return self.placement.by_token((rows, self.model.config.hidden_size), self.dtype)
-
-
-def _check_rounding(config: ResolvedConfig, weights: Any) -> None:
-    """Raises ConfigError when activations are to be rounded and no weight is of a kind that they are rounded for."""
-    leaves = jax.tree.leaves(weights, is_leaf=lambda leaf: isinstance(leaf, PackedWeight))
-    if config.quantize_activations and not any(isinstance(leaf, PackedWeight) and leaf.has_codes for leaf in leaves):
-        raise ConfigError(
-            "quantize_activations would change nothing, because no matrix of this model is quantized; "
-            "add quantization int8, use a quantized GGUF file, or leave it out"
-        )

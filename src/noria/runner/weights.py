@@ -9,7 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from noria.config import ResolvedConfig
+from noria.errors import ConfigError
 from noria.nn.param import Param, abstract_params, dense_leaf, random_params
+from noria.ops.linear.types import PackedWeight
 from noria.parallel.placement import Placement
 from noria.runner.pack_weights import MatrixForm
 from noria.weights.base import Checkpoint
@@ -63,3 +66,13 @@ class WeightPlace:
     def plain_shapes(self, declaration: Any) -> Any:
         """As describe, of matrices that are not packed."""
         return self.placement.map(self.placement.describe, declaration, abstract_params(declaration, self.dtype))
+
+
+def check_rounding(config: ResolvedConfig, weights: Any) -> None:
+    """Raises ConfigError when activations are to be rounded and no weight is of a kind that they are rounded for."""
+    leaves = jax.tree.leaves(weights, is_leaf=lambda leaf: isinstance(leaf, PackedWeight))
+    if config.quantize_activations and not any(isinstance(leaf, PackedWeight) and leaf.has_codes for leaf in leaves):
+        raise ConfigError(
+            "quantize_activations would change nothing, because no matrix of this model is quantized; "
+            "add quantization int8, use a quantized GGUF file, or leave it out"
+        )

@@ -26,7 +26,8 @@ class Linear(Protocol):
 
     Returns x times matrix transposed, plus bias, [T, N] for each weight, summed in float32 and rounded once to
     out_dtype (float32 or bfloat16, that of x by default). With an activation ("silu" or "gelu_tanh") there are two
-    weights of one shape, gate and up, and one result: activation(gate's) * up's, in float32 until the end.
+    weights of one shape, gate and up, and one result: activation(gate's) * up's, in float32 between; gate's and up's
+    may be rounded to x's dtype.
 
     quantize_x: for packed weights of codes (int8 and GGUF blocks), activations are rounded to 8-bit multiples of a
     scale that 32 neighbours along K share, which is faster and less exact. Other weights are always multiplied exactly.

@@ -48,7 +48,9 @@ def linear(
     x, results = normalized(x, norm, layer), []
     for weight, bias in zip(weights, biases or [None] * len(weights)):
         y = product(x, _dense(weight), layer)
-        results.append(y if bias is None else y + bias[layer].astype(jnp.float32))
+        y = y if bias is None else y + bias[layer].astype(jnp.float32)
+        # What lies in memory before it is gated is no wider than x is.
+        results.append(y if activation is None else y.astype(x.dtype).astype(jnp.float32))
     results = add_residual(gate(results, activation), post_norm, layer, residual)
     return tuple(y.astype(out_dtype or x.dtype) for y in results)
 
