@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,6 +108,16 @@ def test_bursts_and_drafts_go_on_beside_them(two_shapes: LLM, llm: LLM, passes: 
         assert passes[0, 0] > 0
     else:
         assert two_shapes.stats.speculation.num_draft_tokens > 0
+
+
+@pytest.mark.slow
+def test_a_draft_model_keeps_one_shape(options: dict[str, Any], llm: LLM, similar_model: Path) -> None:
+    speculation = {"method": "draft_model", "model": str(similar_model), "num_speculative_tokens": 3}
+    prompts, params = prompts_and_params(16)
+    with LLM(**options, most_model_len=MOST, speculative_config=speculation) as other:
+        assert answers(other, prompts, params) == answers(llm, prompts, params)
+        assert other.stats.speculation.num_accepted_tokens > 0
+        check_idle(other)
 
 
 def test_what_does_not_go_together_is_refused(options: dict[str, Any]) -> None:
