@@ -93,13 +93,23 @@ def attention(
     rotated, key = turn(rotated, key)
     both = lax.dynamic_index_in_dim(w.kv_b, layer, keepdims=False).reshape(q.shape[1], -1, mla.latent)
     to_keys, to_values = both[:, : mla.plain], both[:, mla.plain :]  # [heads, plain or value, latent]
-    absorbed = jnp.einsum("thn,hnl->thl", plain, to_keys, preferred_element_type=jnp.float32).astype(x.dtype)
+    absorbed = _by_head("thn,hnl->thl", plain, to_keys).astype(x.dtype)
     queries = jnp.concatenate([absorbed, rotated], axis=-1)
     keys = jnp.concatenate([jnp.broadcast_to(latent[:, None], (*copies, mla.latent)), key], axis=-1)
     out, cache = attend(queries, keys, None, cache, scale=config.attention_scale)
-    out = jnp.einsum("thl,hvl->thv", out[..., : mla.latent], to_values, preferred_element_type=jnp.float32)
+    out = _by_head("thl,hvl->thv", out[..., : mla.latent], to_values)
     (x,) = linear(out.astype(x.dtype).reshape(tokens, -1), (w.o,), residual=x)
     return x, cache
+
+
+def _by_head(subscripts: str, x: jax.Array, matrices: jax.Array) -> jax.Array:
+    """A product for each head, summed in float32. XLA's CPU code has none of two narrower arrays."""
+    return lax.platform_dependent(
+        x,
+        matrices,
+        cpu=lambda x, m: jnp.einsum(subscripts, x.astype(jnp.float32), m.astype(jnp.float32)),
+        default=lambda x, m: jnp.einsum(subscripts, x, m, preferred_element_type=jnp.float32),
+    )
 
 
 def _halves(x: jax.Array) -> jax.Array:
