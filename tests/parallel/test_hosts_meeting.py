@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -86,23 +85,25 @@ def test_a_rank_that_is_there_twice(port: int) -> None:
 
 
 def test_who_is_no_host_is_not_listened_to(port: int) -> None:
-    def ask() -> None:
-        while True:
+    def ask() -> bytes:
+        for _ in range(200):
             try:
-                with socket.create_connection(("127.0.0.1", port)) as stranger:
+                with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
                     stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-                    assert stranger.recv(1) == b""
-                    return
-            except ConnectionRefusedError:
+                    return stranger.recv(1)
+            except ConnectionRefusedError:  # nobody listens yet
                 time.sleep(0.05)
+        raise AssertionError("host 0 never listened")
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    time.sleep(0.2)
-    lead, other = meet(config(port, 0, nnodes=2), config(port, 1, nnodes=2))
-    thread.join()
-    assert set(lead.result()) == {1}
-    assert isinstance(other.result(), Link)
+    two = {"nnodes": 2, "distributed_timeout_seconds": 30}
+    with ThreadPoolExecutor(2) as pool, ExitStack() as stack:
+        lead = pool.submit(gather, config(port, 0, **two))
+        assert ask() == b""
+        other = pool.submit(join, config(port, 1, **two))
+        for link in (*lead.result().values(), other.result()):
+            stack.callback(link.close)
+        assert set(lead.result()) == {1}
+        assert isinstance(other.result(), Link)
 
 
 @pytest.mark.parametrize(
