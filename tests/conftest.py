@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -12,6 +13,11 @@ import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # results are compared bit for bit, so every machine runs them on the same kind
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that forgets to stay at home fails at once instead of downloading
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as of what a shell starts in the background: Ctrl-C is tested, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The first example of a shape compiles, so the time of one example says nothing.
 hypothesis.settings.register_profile("noria", deadline=None, print_blob=True)

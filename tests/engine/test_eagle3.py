@@ -90,6 +90,7 @@ def listening(llm: LLM) -> Listening:
     return heard
 
 
+@pytest.mark.slow
 def test_drafts_depend_on_the_tokens_alone(
     options: dict[str, Any], head: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ def alone(job: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(found))
 
 
+@pytest.mark.slow
 def test_two_hosts_answer_like_one_and_end_together(
     tiny_text_model: Path, compile_cache_dir: str, tmp_path: Path
 ) -> None:

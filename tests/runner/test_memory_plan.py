@@ -172,7 +172,7 @@ def test_available_memory_of_a_cpu_is_what_the_system_can_give() -> None:
     ("name", "options"),
     [
         ("llama", {"max_num_batched_tokens": 33}),
-        ("gemma3", {"max_num_seqs": 32, "max_num_batched_tokens": 32}),
+        pytest.param("gemma3", {"max_num_seqs": 32, "max_num_batched_tokens": 32}, marks=pytest.mark.slow),
         pytest.param("qwen3-moe", {"max_num_batched_tokens": 128}, marks=pytest.mark.slow),
         pytest.param("deepseek-v3", {"max_num_batched_tokens": 128}, marks=pytest.mark.slow),
     ],
