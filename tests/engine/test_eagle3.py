@@ -223,6 +223,7 @@ def test_the_model_itself_is_no_head(options: dict[str, Any]) -> None:
     refused(options, Path(options["model"]), "is no EAGLE-3 head")
 
 
+@pytest.mark.slow
 def test_programs_without_weights(options: dict[str, Any], head: Path, tmp_path: Path) -> None:
     """`noria compile` fills the cache with what a start needs, the head's programs included."""
     fresh = options | {"compile_cache_dir": str(tmp_path), "max_num_seqs": 2, "num_scheduler_steps": 2}

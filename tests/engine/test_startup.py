@@ -239,8 +239,10 @@ def test_supported_tasks(shared_llm: LLM):
     assert shared_llm._front.engine.core.runner.supported_tasks == ("generate",)
 
 
-@pytest.mark.parametrize("load_format", ["auto", "dummy"])
-@pytest.mark.parametrize("backend", ["xla", "native"])
+@pytest.mark.parametrize(
+    ("backend", "load_format"),
+    [("native", "auto"), ("native", "dummy"), ("xla", "auto"), pytest.param("xla", "dummy", marks=pytest.mark.slow)],
+)
 def test_programs_compiled_ahead_are_those_of_a_start(options: dict, tmp_path: Path, load_format: str, backend: str):
     if backend == "native" and not native.available():
         pytest.skip(f"the native library is {native.status()}")

@@ -89,7 +89,8 @@ def test_committed_counts_are_those_of_the_code() -> None:
             assert line["noria"]["of_least"] < 1.05
 
 
-@pytest.mark.parametrize("window", [24, pytest.param(FULL_ATTENTION, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [24, FULL_ATTENTION])
 def test_the_kernel_copies_what_is_counted(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpreted, with every copy that it starts noted."""
     import interpreted_pallas
