@@ -3,13 +3,9 @@ within one the residual stream, never weights or the cache."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from test_tensor_parallel import EIGHT_DEVICES, GOLDEN
+from test_tensor_parallel import GOLDEN, on_eight_devices
 
 WORKER = Path(__file__).with_name("exchanges_worker.py")
 TOKENS, ROWS, HIDDEN, LAYERS = 16, 8, 32, 2  # of the step, and of the model
@@ -22,16 +18,7 @@ ENGINES = {
 
 def test_exchanges() -> None:
     job = {"model": str(GOLDEN / "llama"), "engines": ENGINES}
-    done = subprocess.run(
-        [sys.executable, str(WORKER), json.dumps(job)],
-        env={**os.environ, **EIGHT_DEVICES},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = on_eight_devices(WORKER, job)
     assert found["data"]["forward"] == []
     for name, copies in (("attention", 1), ("all", 2)):
         stream = TOKENS // copies * HIDDEN * 4

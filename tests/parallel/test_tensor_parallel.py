@@ -16,12 +16,10 @@ WORKER = Path(__file__).with_name("shards_worker.py")
 EIGHT_DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
 
-def run(
-    model: Path, engines: dict[str, dict[str, Any]], cache: str, speaks: bool = False, few: bool = False
-) -> dict[str, Any]:
-    job = {"model": str(model), "engines": engines, "speaks": speaks, "few": few, "compile_cache_dir": cache}
+def on_eight_devices(worker: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """What the worker prints, in a process of its own: a process has as many devices as it begins with."""
     done = subprocess.run(
-        [sys.executable, str(WORKER), json.dumps(job)],
+        [sys.executable, str(worker), json.dumps(job)],
         env={**os.environ, **EIGHT_DEVICES},
         capture_output=True,
         text=True,
@@ -30,6 +28,13 @@ def run(
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def run(
+    model: Path, engines: dict[str, dict[str, Any]], cache: str, speaks: bool = False, few: bool = False
+) -> dict[str, Any]:
+    job = {"model": str(model), "engines": engines, "speaks": speaks, "few": few, "compile_cache_dir": cache}
+    return on_eight_devices(WORKER, job)
 
 
 def flat(told: dict[str, Any]) -> list[Any]:
