@@ -22,7 +22,7 @@ from noria.batch.persistent import PersistentBatch
 from noria.config import SamplingParams
 from noria.errors import CompileError, ConfigError
 from noria.observe.compiles import CompileCount, CompileWatch
-from noria.runner.memory import give_back_memory
+from noria.runner.resident import give_back_memory
 from noria.scheduler.schedule import NewRequest, Schedule
 
 _log = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class Programs:
         load: fetches a program by its key and what was lowered, in place of compiling it.
         """
         begin = time.perf_counter()
+        give_back_memory()  # of imports and of loading
 
         def run(key: Hashable, job: Callable[[], Any]) -> tuple[Any, CompileCount]:
             count = CompileCount()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -153,13 +152,3 @@ def _system_bytes() -> int:
         return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def give_back_memory() -> None:
-    """What the allocator of C keeps of memory that was freed, a compiler's above all, goes back to the system.
-
-    Does nothing where there is no such call: it is one of glibc.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-    if trim is not None:
-        trim(0)
