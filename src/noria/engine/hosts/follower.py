@@ -6,6 +6,7 @@ import contextlib
 import queue
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,16 @@ import msgspec
 
 from noria.config import EngineConfig
 from noria.engine.devices import make_engine_mesh
-from noria.engine.hosts.link import BEAT_S, GOODBYE_S, SILENCE_S, STUCK_S, Link, end_process
+from noria.engine.hosts.link import (
+    BEAT_S,
+    GOODBYE_S,
+    NOTICE_S,
+    SILENCE_S,
+    STUCK_S,
+    Link,
+    bound_the_end,
+    end_process,
+)
 from noria.engine.hosts.meeting import join
 from noria.engine.hosts.messages import (
     Beat,
@@ -57,6 +67,10 @@ def follow(config: EngineConfig, note: Callable[[str], None] = lambda text: None
         _Follower(config, lead, note).run()
         jax.distributed.shutdown()
     except BaseException as error:
+        # A host that is gone may have broken a call into the device: host 0 knows better.
+        is_strange = isinstance(error, Exception) and not isinstance(error, NoriaError)
+        if is_strange and (reason := lead.reason(NOTICE_S)) is not None:
+            raise reason from error
         lead.fail(error)
         raise
     finally:
@@ -82,6 +96,16 @@ class _Lead:
             if isinstance(message, Stop):
                 return
             yield message
+
+    def reason(self, timeout_s: float) -> NoriaError | None:
+        """What went wrong at host 0, or with it, if that becomes known in time."""
+        deadline = time.monotonic() + timeout_s
+        with contextlib.suppress(queue.Empty):
+            while True:
+                message = self._messages.get(timeout=max(0.0, deadline - time.monotonic()))
+                if isinstance(message, NoriaError):
+                    return message
+        return None
 
     def send(self, message: Message) -> None:
         self._link.send(message)
@@ -117,6 +141,7 @@ class _Lead:
     def _lose(self, error: NoriaError) -> None:
         if not self._closing.is_set():
             self._messages.put(error)
+            bound_the_end(error)
             self._watch_the_end(error, STUCK_S)
 
     def _watch_the_end(self, error: NoriaError, limit_s: float) -> None:

@@ -16,7 +16,17 @@ import jax
 import msgspec
 
 from noria.config import EngineConfig
-from noria.engine.hosts.link import BEAT_S, GOODBYE_S, SILENCE_S, STUCK_S, Link, end_process, frame
+from noria.engine.hosts.link import (
+    BEAT_S,
+    GOODBYE_S,
+    NOTICE_S,
+    SILENCE_S,
+    STUCK_S,
+    Link,
+    bound_the_end,
+    end_process,
+    frame,
+)
 from noria.engine.hosts.meeting import gather
 from noria.engine.hosts.messages import (
     Beat,
@@ -41,7 +51,6 @@ from noria.scheduler.schedule import GrammarMasks, Schedule, StepResult
 
 Answer = TypeVar("Answer")
 _POLL_S = 0.1
-_NOTICE_S = 2.0  # until a host that is gone, which broke a call into the device, is known to be
 
 
 class Hosts:
@@ -98,7 +107,7 @@ class Hosts:
         try:
             yield
         except BaseException as error:
-            if isinstance(error, Exception) and not isinstance(error, NoriaError) and self._noticed.wait(_NOTICE_S):
+            if isinstance(error, Exception) and not isinstance(error, NoriaError) and self._noticed.wait(2 * NOTICE_S):
                 assert self._lost is not None
                 raise self._lost from error
             self.fail(error)
@@ -179,6 +188,7 @@ class Hosts:
             return
         self._lost = error
         self._noticed.set()
+        bound_the_end(error)
         data = frame(Failed(type(error).__name__, str(error)))
         for link in self._links.values():
             with contextlib.suppress(OSError):

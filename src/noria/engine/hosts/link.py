@@ -6,6 +6,7 @@ at once. Beats tell of machines and networks that went away without closing anyt
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import select
@@ -13,6 +14,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 from noria.engine.hosts.messages import Beat, Message, decoder, encode
@@ -21,6 +23,7 @@ from noria.errors import NoriaError
 BEAT_S = 1.0
 SILENCE_S = 20.0  # after so much of it a host is gone
 STUCK_S = 5.0  # that a call into the device gets to end when a host is gone
+NOTICE_S = 2.0  # until a host that is gone, which broke a call into the device, is known to be
 GOODBYE_S = 20.0  # that a host gets to end when it is told to
 HOST_LOST = 5  # exit status of a process that had to end because another host did
 _LENGTH = struct.Struct(">I")
@@ -103,3 +106,16 @@ def end_process(error: NoriaError) -> None:
     """At once: for a process whose main thread waits, in a call that nothing can break off, for a host that is gone."""
     print(f"noria: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
     os._exit(HOST_LOST)
+
+
+def bound_the_end(error: NoriaError) -> None:
+    """From now on this process ends within STUCK_S of its end's beginning: there JAX waits for a host that is gone."""
+    ending = threading.Event()
+    atexit.register(ending.set)
+
+    def watch() -> None:
+        ending.wait()
+        time.sleep(STUCK_S)
+        end_process(error)
+
+    threading.Thread(target=watch, name="noria-host-end", daemon=True).start()
