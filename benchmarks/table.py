@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 WORKLOADS = ("prefill", "single", "batch16", "batch64", "mixed64", "shared32")
+STARTS = ("cold", "warm")
 Line = dict[str, Any]
 
 
@@ -59,11 +60,11 @@ def groups(lines: Iterable[Line]) -> list[Group]:
 def render(lines: Sequence[Line]) -> str:
     every = groups(lines)
     ratios = table(
-        ["model", "weights", "noria / peer", *WORKLOADS, "start cold", "start warm", "peak memory"],
+        ["model", "weights", "noria / peer", *WORKLOADS, "start cold", "start warm", "memory cold", "memory warm"],
         [row for group in every if group.engine != "noria" if (row := ratio_row(group, every)) is not None],
     )
     absolute = table(
-        ["model", "weights", "engine", *WORKLOADS, "start cold, s", "start warm, s", "peak MiB"],
+        ["model", "weights", "engine", *WORKLOADS, "start cold, s", "start warm, s", "MiB cold", "MiB warm"],
         map(absolute_row, every),
     )
     return "\n\n".join(
@@ -99,26 +100,30 @@ def ratio_row(peer: Group, every: Sequence[Group]) -> list[str] | None:
         return None
     noria = same[0]
     speeds = [ratio(peer.median(name, "median_s"), noria.median(name, "median_s")) for name in WORKLOADS]
-    starts = [ratio(start_of(noria, start), start_of(peer, start)) for start in ("cold", "warm")]
-    return [peer.model, peer.weights, peer.title, *speeds, *starts, ratio(peak(noria, peer), peak(peer, noria))]
+    starts = [ratio(start_of(noria, start), start_of(peer, start)) for start in STARTS]
+    peaks = [ratio(peak(noria, peer, start), peak(peer, noria, start)) for start in STARTS]
+    return [peer.model, peer.weights, peer.title, *speeds, *starts, *peaks]
 
 
 def absolute_row(group: Group) -> list[str]:
     rates = [group.median(name, "total_tok_s" if name == "prefill" else "out_tok_s") for name in WORKLOADS]
-    starts = [start_of(group, start) for start in ("cold", "warm")]
-    cells = [number(rate) for rate in rates] + [number(start, 1) for start in starts]
-    return [group.model, group.weights, group.title, *cells, number(peak(group, group))]
+    starts = [number(start_of(group, start), 1) for start in STARTS]
+    peaks = [number(peak(group, group, start)) for start in STARTS]
+    return [group.model, group.weights, group.title, *map(number, rates), *starts, *peaks]
 
 
 def start_of(group: Group, start: str) -> float | None:
     return group.median("startup", "process_to_first_token_s", start)
 
 
-def peak(group: Group, other: Group) -> float | None:
-    """MiB, after the workloads that both have run."""
-    names = {line["workload"] for line in other.lines}
-    found = [line["peak_mib"] for line in group.lines if line["workload"] in names]
-    return max(found) if found else None
+def peak(group: Group, other: Group, start: str) -> float | None:
+    """The most MiB that a process took for the workloads that both have run; of several rounds the median."""
+    names = {line["workload"] for line in other.lines if line["start"] == start}
+    rounds: dict[str, float] = {}
+    for line in group.lines:
+        if line["start"] == start and line["workload"] in names:
+            rounds[line["date"]] = max(rounds.get(line["date"], 0.0), line["peak_mib"])
+    return statistics.median(rounds.values()) if rounds else None
 
 
 def ratio(above: float | None, below: float | None) -> str:
