@@ -1,6 +1,6 @@
 """Compiles the kernels for one chip and prints what came out, a JSON object a line; see test_kernels.py.
 
-python compile_kernels.py v6e attention|grouped
+python compile_kernels.py v6e attention|latent|grouped
 """
 
 import json
@@ -28,9 +28,17 @@ INT = jnp.int32
 
 
 def attend(
-    *, tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: str, cache_dtype: str, groups: int = 1
+    *,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: str,
+    cache_dtype: str,
+    groups: int = 1,
+    planes: int = 2,
 ) -> Case:
-    rows, blocks, block_size = 64, 20_000, 16
+    rows, blocks, block_size = 64, 20_000 if planes == 2 else 200_000, 16
     batch = RaggedBatch(
         Shape((tokens,), INT),
         Shape((tokens,), INT),
@@ -40,10 +48,10 @@ def attend(
         Shape((3,), INT),
     )
     layer = LayerAddress(Shape((), INT), Shape((), INT), Shape((), INT))
-    cache = Lines(kv_heads, head_dim, cache_dtype).abstract(blocks, block_size)
+    cache = Lines(kv_heads, head_dim, cache_dtype, planes).abstract(blocks, block_size)
     q, kv = (Shape((tokens, number, head_dim), jnp.dtype(dtype)) for number in (heads, kv_heads))
     op = partial(attention.ragged_paged_attention, scale=0.1, soft_cap=30.0 if head_dim == 256 else None)
-    return op, (q, kv, kv, cache, batch, layer), (3,)
+    return op, (q, kv, kv if planes == 2 else None, cache, batch, layer), (3,)
 
 
 def attention_cases() -> Iterator[tuple[str, Case]]:
@@ -65,6 +73,14 @@ def attention_cases() -> Iterator[tuple[str, Case]]:
     yield "attention of two groups", attend(**dict(zip(names, cases[0])), groups=2)
 
 
+def latent_cases() -> Iterator[tuple[str, Case]]:
+    """DeepSeek's, with all heads on a device, and with those of one of eight."""
+    for tokens, heads in ((64, 128), (2048, 128), (64, 16)):
+        for cache_dtype in ("bfloat16", "fp8_e4m3", "int8") if tokens == 64 else ("bfloat16",):
+            sizes = {"tokens": tokens, "heads": heads, "kv_heads": 1, "head_dim": 576, "planes": 1}
+            yield f"latent {tokens} {heads} {cache_dtype}", attend(**sizes, dtype="bfloat16", cache_dtype=cache_dtype)
+
+
 def grouped_cases() -> Iterator[tuple[str, Case]]:
     cases = [
         (512, 768, 2048, 128, "bfloat16", "bfloat16"),  # Qwen3 30B-A3B
@@ -83,10 +99,13 @@ def grouped_cases() -> Iterator[tuple[str, Case]]:
         yield f"grouped {m} {n} {k} {groups} {dtype} {matrix_dtype}", (grouped.grouped_matmul, tuple(shapes), ())
 
 
+CASES = {"attention": attention_cases, "latent": latent_cases, "grouped": grouped_cases}
+
+
 def main(chip: str, kernel: str) -> None:
     mesh = Mesh(np.array(compile_only_devices(parse_topology(ONE_CHIP[chip]))[:1]), ("x",))
     whole = NamedSharding(mesh, PartitionSpec())
-    for name, (function, shapes, donated) in {"attention": attention_cases, "grouped": grouped_cases}[kernel]():
+    for name, (function, shapes, donated) in CASES[kernel]():
         placed = jax.tree.map(lambda leaf: Shape(leaf.shape, leaf.dtype, sharding=whole), shapes)
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             program = jax.jit(function, donate_argnums=donated).lower(*placed).compile()

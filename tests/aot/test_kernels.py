@@ -29,9 +29,10 @@ def compiled(chip: str, kernel: str) -> list[dict[str, Any]]:
 @needs_libtpu
 @pytest.mark.slow
 @pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e", "tpu7x"])
-def test_attention(chip: str) -> None:
+@pytest.mark.parametrize("kind", ["attention", "latent"])
+def test_attention(chip: str, kind: str) -> None:
     """The cache, which is the largest argument, is not copied."""
-    for case in compiled(chip, "attention"):
+    for case in compiled(chip, kind):
         assert case["temporary"] < 0.1 * case["largest"], case
 
 

@@ -20,11 +20,11 @@ FAST, STRICT = True, pltpu.InterpretParams(dma_execution_mode="on_wait", uniniti
 
 
 def to_lines(cache: KVCache) -> tuple[KVCache, Lines]:
-    rows, size, kv_heads, _, head_dim = cache.data.shape
-    lines = Lines(kv_heads, head_dim, cache.dtype)
+    rows, size, kv_heads, planes, head_dim = cache.data.shape
+    lines = Lines(kv_heads, head_dim, cache.dtype, planes)
     unsigned = jnp.dtype(f"uint{8 * CACHE_DTYPES[cache.dtype].itemsize}")
     bits = lax.bitcast_convert_type(cache.data, unsigned)
-    data = lines.pack(bits[..., 0, :], bits[..., 1, :])
+    data = lines.pack(*(bits[..., plane, :] for plane in range(planes)))
     scale = None
     if cache.scale is not None:
         line, lane = lines.scale_place(size)

@@ -54,19 +54,21 @@ def address(window: int = FULL_ATTENTION, slot: int = 1, group: int = 0) -> Laye
 class World:
     """Some sequences with all their q, k, v, and a cache that already holds what is computed."""
 
-    def __init__(self, lengths, *, heads=6, kv_heads=2, head_dim=32, dtype="float32", cache_dtype="float32", seed=0):
+    def __init__(
+        self, lengths, *, heads=6, kv_heads=2, head_dim=32, dtype="float32", cache_dtype="float32", planes=2, seed=0
+    ):
         rng = np.random.default_rng(seed)
         self.lengths, self.dtype = lengths, jnp.dtype(dtype)
         draw = lambda n, h: rng.standard_normal((n, h, head_dim), np.float32).astype(self.dtype)
         self.q = [draw(n, heads) for n in lengths]
         self.k = [draw(n, kv_heads) for n in lengths]
-        self.v = [draw(n, kv_heads) for n in lengths]
+        self.v = [draw(n, kv_heads) for n in lengths] if planes == 2 else None  # None: the values are the keys
         ids = rng.permutation(np.arange(1, NUM_BLOCKS))
         self.tables = np.zeros((len(lengths), MAX_BLOCKS), np.int32)
         for row, n in enumerate(lengths):
             need = -(-n // BLOCK)
             self.tables[row, :need], ids = ids[:need], ids[need:]
-        spec = KVCache.abstract(SLOTS * NUM_BLOCKS, BLOCK, kv_heads, head_dim, cache_dtype)
+        spec = KVCache.abstract(SLOTS * NUM_BLOCKS, BLOCK, kv_heads, head_dim, cache_dtype, planes=planes)
         # What others left behind must not matter, not even a NaN.
         nan = np.array(1 if cache_dtype == "int8" else np.nan, CACHE_DTYPES[cache_dtype])
         fill = lambda leaf: nan.view(leaf.dtype) if leaf.dtype.itemsize == nan.itemsize else 1
@@ -103,7 +105,8 @@ class World:
         batch = self.batch(spans, num_tokens, num_rows, ended)
         layer = layer or address()
         call = compiled(op, **options)
-        out, self.cache = call(gather(self.q), gather(self.k), gather(self.v), self.cache, batch, layer)
+        values = None if self.v is None else gather(self.v)
+        out, self.cache = call(gather(self.q), gather(self.k), values, self.cache, batch, layer)
         ends = np.cumsum([e - f for _, f, e in spans])
         out = np.asarray(out)
         assert np.isfinite(out.astype(np.float32)).all()

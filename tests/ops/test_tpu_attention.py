@@ -17,6 +17,7 @@ from noria.ops.ragged_paged_attention.tpu_lines import Lines
 from noria.ops.ragged_paged_attention.tpu_sizes import Sizes
 
 HEAD_SIZES = (32, 64, 80, 96, 128, 192, 256)
+LATENT = 576  # DeepSeek's: a latent vector and a rotated key, which 128 query heads share
 
 
 def pallas(mode):
@@ -28,14 +29,16 @@ def pallas(mode):
 @pytest.mark.parametrize("dtype", tpu._CACHE_DTYPES)
 @pytest.mark.parametrize("head_dim", HEAD_SIZES)
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 8])
-def test_lines_give_back_what_they_were_given(dtype, head_dim, kv_heads):
-    lines = Lines(kv_heads, head_dim, dtype)
+@pytest.mark.parametrize("planes", [1, 2])
+def test_lines_give_back_what_they_were_given(dtype, head_dim, kv_heads, planes):
+    lines = Lines(kv_heads, head_dim, dtype, planes)
     rng = np.random.default_rng(0)
     shape, kind = (5, kv_heads, head_dim), np.dtype(f"uint{32 // lines.packing}")
-    k, v = (rng.integers(0, 1 << (32 // lines.packing), shape, np.uint64).astype(kind) for _ in range(2))
-    words = lines.pack(k, v)
+    most = 1 << (32 // lines.packing)
+    values = [rng.integers(0, most, shape, np.uint64).astype(kind) for _ in range(planes)]
+    words = lines.pack(*values)
     assert words.shape == (5, lines.lines, 128)
-    for given, back in zip((k, v), lines.unpack(words)):
+    for given, back in zip(values, lines.unpack(words), strict=True):
         np.testing.assert_array_equal(back, given)
 
 
@@ -58,10 +61,17 @@ def test_bytes_of_a_token(kv_heads, head_dim, dtype, bytes_per_token):
     assert spec.data.size * 4 == 4 * 10 * 16 * bytes_per_token
 
 
-def test_scales_have_places_of_their_own():
-    lines = Lines(3, 64, "int8")
+@pytest.mark.parametrize(("dtype", "lines"), [("float32", 8), ("bfloat16", 4), ("fp8_e4m3", 2), ("int8", 2)])
+def test_lines_of_a_latent_vector(dtype, lines):
+    """Five pieces of 128, rounded up to what tiles take without padding."""
+    assert Lines(1, LATENT, dtype, planes=1).lines == lines
+
+
+@pytest.mark.parametrize("planes", [1, 2])
+def test_scales_have_places_of_their_own(planes):
+    lines = Lines(3, 64, "int8", planes)
     places = np.stack(lines.scale_place(16), axis=-1).reshape(-1, 2)
-    assert len({tuple(place) for place in places}) == 16 * 3 * 2
+    assert len({tuple(place) for place in places}) == 16 * 3 * planes
     assert places[:, 0].max() < lines.scale_lines(16)
     assert Lines(8, 128, "int8").bytes_per_block(16) == 16 * 8 * 2 * (128 + 4)
 
@@ -78,12 +88,25 @@ def test_tiles_fit_fast_memory(dtype, cache_dtype, head_dim, kv_heads, group):
         assert sizes.chunk % 128 == 0
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("cache_dtype", tpu._CACHE_DTYPES)
+@pytest.mark.parametrize("group", [1, 16, 64, 128])
+def test_tiles_of_latent_vectors_fit_fast_memory(dtype, cache_dtype, group):
+    for tokens, width in ((1, 1), (64, 256), (2048, 8192)):
+        sizes = Sizes.choose(Lines(1, LATENT, cache_dtype, planes=1), group, 16, dtype, tokens, width)
+        assert sizes.scratch_bytes < 0.8 * tpu_sizes.VMEM_LIMIT
+        assert all(sizes.tile % block == 0 and block * group <= 1024 for block in sizes.blocks)
+        assert sizes.chunk % 128 == 0
+
+
 def test_what_it_does_not_take():
     unsupported = tpu.unsupported
     assert unsupported(8, 128, "bfloat16", "int8", 16, 512) is None
     assert "activations in float16" in unsupported(8, 128, "float16", "int8", 16, 512)
     assert "a cache of float16" in unsupported(8, 128, "bfloat16", "float16", 16, 512)
     assert "heads of 320" in unsupported(8, 320, "bfloat16", "bfloat16", 16, 512)
+    assert unsupported(1, LATENT, "bfloat16", "int8", 16, 512, planes=1) is None
+    assert "heads of 1088, more than 1024" in unsupported(1, 1088, "bfloat16", "bfloat16", 16, 512, planes=1)
     assert "block_size of 24" in unsupported(8, 128, "bfloat16", "bfloat16", 24, 512)
     assert "71 KV heads in int8" in unsupported(71, 64, "bfloat16", "int8", 16, 512)
     assert "max_model_len of 100,000 blocks" in unsupported(8, 128, "bfloat16", "bfloat16", 16, 100_000)
@@ -92,10 +115,21 @@ def test_what_it_does_not_take():
 TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2}
 
 
-def compare(mode, dtype="float32", cache_dtype="float32", *, head_dim=128, heads=6, kv_heads=2, window=24, cap=None):
+def compare(
+    mode,
+    dtype="float32",
+    cache_dtype="float32",
+    *,
+    head_dim=128,
+    heads=6,
+    kv_heads=2,
+    planes=2,
+    window=24,
+    cap=None,
+):
     """A decode row, one that has ended, and a chunk of another sequence; then all they leave in the cache."""
-    shape = {"dtype": dtype, "cache_dtype": cache_dtype, "head_dim": head_dim, "heads": heads, "kv_heads": kv_heads}
-    worlds = [World([40, 20, 30], **shape) for _ in range(2)]
+    shape = {"head_dim": head_dim, "heads": heads, "kv_heads": kv_heads, "planes": planes}
+    worlds = [World([40, 20, 30], dtype=dtype, cache_dtype=cache_dtype, **shape) for _ in range(2)]
     layer = address(window)
     for world in worlds:
         for sequence, end in ((0, 39), (1, 19), (2, 10)):
@@ -116,6 +150,23 @@ def compare(mode, dtype="float32", cache_dtype="float32", *, head_dim=128, heads
 def test_copies_are_waited_for(capfd):
     """The strict interpreter: copies take effect when they are waited for, and fast memory is NaN before."""
     compare("strict")
+    assert "RACE" not in capfd.readouterr().out
+
+
+def test_values_that_are_the_keys():
+    compare("fast", "float32", "bfloat16", head_dim=160, heads=4, kv_heads=1, planes=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache_dtype", tpu._CACHE_DTYPES)
+@pytest.mark.parametrize(("head_dim", "heads"), [(24, 4), (LATENT, 16), (LATENT, 128)])
+def test_latent_vectors(head_dim, heads, cache_dtype):
+    compare("fast", "float32", cache_dtype, head_dim=head_dim, heads=heads, kv_heads=1, planes=1)
+
+
+@pytest.mark.slow
+def test_latent_vectors_strictly(capfd):
+    compare("strict", "bfloat16", "bfloat16", head_dim=LATENT, heads=16, kv_heads=1, planes=1)
     assert "RACE" not in capfd.readouterr().out
 
 
@@ -170,7 +221,7 @@ def test_values_of_other_dtypes_are_converted_as_the_contract_says():
     """Large values saturate, as in the other back ends: what is packed comes from the same functions."""
     lines = Lines(1, 128, "fp8_e4m3")
     new = jnp.full((1, 1, 128), 1e6, jnp.bfloat16)
-    words, _ = tpu._new_words(new, -new, lines)
+    words, _ = tpu._new_words((new, -new), lines)
     k, v = (np.asarray(bits).view(CACHE_DTYPES["fp8_e4m3"]).astype(np.float32) for bits in lines.unpack(words))
     assert (k == 448).all()
     assert (v == -448).all()

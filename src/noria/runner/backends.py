@@ -29,18 +29,16 @@ def choose_ops(config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_d
 
 def _attention(config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_dtype: str, platform: str) -> str:
     choice = _choice(config, "attention_backend", dtype, platform)
-    if model.mla is not None:
-        if choice in ("native", "pallas"):
-            raise ConfigError(f"attention_backend {choice} does not compute latent attention; use auto or xla")
-        if choice == "auto" and platform == "tpu":
-            _log.warning("attention runs without a kernel, so slowly: there is none for latent attention")
-        return "xla" if choice == "auto" else choice
+    if model.mla is not None and platform == "cpu":
+        if choice == "native":
+            raise ConfigError("attention_backend native does not compute latent attention; use auto or xla")
+        choice = "xla" if choice == "auto" else choice
     if choice not in ("auto", "pallas"):
         return choice
     heads = model.num_kv_heads, model.head_dim
     why = (
         f"it needs a TPU, not {platform}" if platform != "tpu"
-        else tpu.unsupported(*heads, dtype, cache_dtype, config.block_size, _num_blocks(config))
+        else tpu.unsupported(*heads, dtype, cache_dtype, config.block_size, _num_blocks(config), model.cache_planes)
     )  # fmt: skip
     if choice == "auto":
         if why is not None and platform == "tpu":

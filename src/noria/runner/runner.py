@@ -169,7 +169,8 @@ class ModelRunner:
     def _lines(self) -> Lines | None:
         """How the cache lies where the attention wants it in lines."""
         c = self._model_on_one
-        return Lines(c.num_kv_heads, c.head_dim, self.cache_dtype) if self._ops.cache_in_lines else None
+        lines = Lines(c.num_kv_heads, c.head_dim, self.cache_dtype, c.cache_planes)
+        return lines if self._ops.cache_in_lines else None
 
     @property
     def _model_on_one(self) -> DecoderConfig:

@@ -7,6 +7,7 @@ tpu_lines.py for how the cache lies, which is another way than elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,19 +24,22 @@ _MAX_BLOCKS = 64 << 10  # of a sequence; the tables of two are in the memory of 
 _DTYPES = ("float32", "bfloat16")  # of queries
 _CACHE_DTYPES = ("float32", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8")
 _MAX_HEAD_DIM = 256
+_MAX_LATENT = 1024  # where the values are the keys
 _MAX_INT8_HEADS = 64  # whose scales fill a line
 
 
 def unsupported(
-    kv_heads: int, head_dim: int, dtype: str, cache_dtype: str, block_size: int, num_blocks: int
+    kv_heads: int, head_dim: int, dtype: str, cache_dtype: str, block_size: int, num_blocks: int, planes: int = 2
 ) -> str | None:
-    """Why the kernel cannot be had; None when it can. kv_heads: of one device; num_blocks: of the longest sequence."""
+    """Why the kernel cannot be had; None when it can. kv_heads: of one device; num_blocks: of the longest sequence;
+    planes: of the cache."""
     if dtype not in _DTYPES:
         return f"activations in {dtype}"
     if cache_dtype not in _CACHE_DTYPES:
         return f"a cache of {cache_dtype}"
-    if head_dim > _MAX_HEAD_DIM:
-        return f"heads of {head_dim}, more than {_MAX_HEAD_DIM}"
+    widest = _MAX_HEAD_DIM if planes == 2 else _MAX_LATENT
+    if head_dim > widest:
+        return f"heads of {head_dim}, more than {widest}"
     if block_size < 8 or block_size > LANES or block_size & (block_size - 1):
         return f"a block_size of {block_size}, which is not 8, 16, 32, 64 or 128"
     if cache_dtype == "int8" and kv_heads > _MAX_INT8_HEADS:
@@ -61,15 +65,15 @@ def ragged_paged_attention(
 
     Padding tokens get their queries back as results.
     """
-    assert v is not None, "the kernel has no caches of one plane"
     kv_heads, head_dim = k.shape[1:]
-    lines = Lines(kv_heads, head_dim, cache.dtype)
+    planes = (k,) if v is None else (k, v)
+    lines = Lines(kv_heads, head_dim, cache.dtype, len(planes))
     group, width = q.shape[1] // kv_heads, batch.block_tables.shape[2]
     sizes = Sizes.choose(lines, group, cache.block_size, q.dtype.name, q.shape[0], width)
     rows = jnp.minimum(batch.token_rows, batch.seq_lens.shape[0] - 1)
     pages = batch.block_tables[layer.group, rows, batch.positions // cache.block_size]
     pages = layer.offset + jnp.where(batch.token_rows < batch.seq_lens.shape[0], pages, 0)  # [T]
-    new, new_scale = _new_words(k, v, lines)
+    new, new_scale = _new_words(planes, lines)
     if cache.scale is not None:
         assert new_scale is not None
         new_scale = _scale_lines(new_scale, cache.scale, pages, batch, lines, cache.block_size)
@@ -88,16 +92,16 @@ def ragged_paged_attention(
     return _restore(out, q.shape, lines), cache
 
 
-def _new_words(k: jax.Array, v: jax.Array, lines: Lines) -> tuple[jax.Array, jax.Array | None]:
-    """The step's keys and values as lines [T, lines, 128], and for int8 their scales [T, kv_heads, 2]."""
+def _new_words(planes: Sequence[jax.Array], lines: Lines) -> tuple[jax.Array, jax.Array | None]:
+    """The step's keys and values as lines [T, lines, 128], and for int8 their scales [T, kv_heads, planes]."""
     scale = None
     if lines.dtype == "int8":
-        (k, k_scale), (v, v_scale) = quantized(k), quantized(v)
-        scale = jnp.stack([k_scale, v_scale], axis=2)
+        planes, scales = zip(*map(quantized, planes))
+        scale = jnp.stack(scales, axis=2)
     else:
-        k, v = (saturated(values, CACHE_DTYPES[lines.dtype]) for values in (k, v))
+        planes = [saturated(values, CACHE_DTYPES[lines.dtype]) for values in planes]
     unsigned = jnp.dtype(f"uint{32 // lines.packing}")
-    return lines.pack(*(lax.bitcast_convert_type(values, unsigned) for values in (k, v))), scale
+    return lines.pack(*(lax.bitcast_convert_type(values, unsigned) for values in planes)), scale
 
 
 def _scale_lines(
@@ -106,10 +110,10 @@ def _scale_lines(
     """For each token the line of its scales as it is after the step: with those of its neighbours in the batch, and
     for others what the cache has.
 
-    new: [T, kv_heads, 2]; old: the cache's scales; pages: [T]. -> float32 [T, 1, 128].
+    new: [T, kv_heads, planes]; old: the cache's scales; pages: [T]. -> float32 [T, 1, 128].
     """
     tokens, together, width = new.shape[0], lines.scale_tokens(block_size), lines.scale_width
-    words = jnp.pad(new, ((0, 0), (0, width // 2 - lines.kv_heads), (0, 0))).reshape(tokens, width)
+    words = jnp.pad(new, ((0, 0), (0, width // lines.planes - lines.kv_heads), (0, 0))).reshape(tokens, width)
     slot = (batch.positions % together)[:, None]
     owner = jnp.arange(LANES)[None] // width  # of each lane
     spread = jnp.where(owner == slot, jnp.tile(words, LANES // width), 0)  # [T, 128]: a token's scales at their place
@@ -238,7 +242,7 @@ def _scratch(pltpu: Any, sizes: Sizes, cache: KVCache, table_lines: int) -> list
         pltpu.VMEM((2, sizes.chunk, lines.lines, LANES), jnp.int32),
         *scales,
         pltpu.VMEM((*rows, lines.width), dtype),
-        pltpu.VMEM((2, lines.heads_in_line, sizes.chunk, lines.width), dtype),
+        pltpu.VMEM((lines.planes, lines.heads_in_line, sizes.chunk, lines.width), dtype),
         pltpu.VMEM((*rows, LANES), jnp.float32),
         pltpu.VMEM((*rows, LANES), jnp.float32),
         pltpu.VMEM((*rows, lines.width), jnp.float32),

@@ -73,7 +73,8 @@ class Attend:
         def group(index: Any, _: None) -> None:
             valid = span.first + span.count - start
             for within, (k, v) in enumerate(self._keys_and_values(refs, index, slot, valid)):
-                refs.kv[0, within], refs.kv[1, within] = k, v
+                for plane, values in enumerate((k, v)[: s.lines.planes]):
+                    refs.kv[plane, within] = values
             for within in range(s.lines.heads_in_line):
                 head = index * s.lines.heads_in_line + within
                 scales = self._row_scales(refs, head, size * s.heads)
@@ -126,7 +127,8 @@ class Attend:
             age = first - start + token - self._token_of(lax.broadcasted_iota(jnp.int32, shape, 1))
             seen = (age >= 0) & (age < window)
             old = refs.top[at], refs.total[at], refs.acc[at]
-            state = self._attend(refs.folded[at], refs.kv[0, within], refs.kv[1, within], seen, scales, old)
+            k, v = (refs.kv[plane, within] for plane in (0, s.lines.planes - 1))
+            state = self._attend(refs.folded[at], k, v, seen, scales, old)
             refs.top[at], refs.total[at], refs.acc[at] = state
 
     def _attend(
@@ -164,9 +166,9 @@ class Attend:
             values += self._values(jnp.where(token < valid, words, 0), refs.q_buf.dtype)
         joined = []
         for head in range(lines.heads_in_line):
-            first = 2 * head * lines.pieces
-            both = (values[first + which : first + 2 * lines.pieces : 2] for which in range(2))
-            joined.append(tuple(side_by_side(parts) for parts in both))
+            own = values[head * lines.values_of_head :][: lines.planes * lines.pieces]
+            planes = [side_by_side(own[plane :: lines.planes]) for plane in range(lines.planes)]
+            joined.append((planes[0], planes[-1]))
         return joined
 
     def _line(self, ref: Any, slot: Any, line: Any) -> jax.Array:
@@ -237,15 +239,15 @@ class Attend:
         row = lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
         part = divide(row - divide(row, s.heads) * s.heads, s.group)
         found = []
-        for which in range(2):
+        for which in range(s.lines.planes):
             scales = None
             for side in range(s.lines.side):
-                word = (head * s.lines.side + side) * 2 + which
+                word = (head * s.lines.side + side) * s.lines.planes + which
                 columns = [self._line(refs.scales, column, word) for column in range(refs.scales.shape[0])]
                 picked = jnp.sum(jnp.where(own, side_by_side(columns), 0), axis=0, keepdims=True)
                 scales = picked if scales is None else jnp.where(part == side, picked, scales)
             found.append(scales)
-        return found[0], found[1]
+        return found[0], found[-1]
 
 
 def across(columns: jax.Array, width: int) -> jax.Array:

@@ -25,13 +25,15 @@ class Lines:
     """Of one device's KV heads.
 
     Heads narrower than half a line lie side by side and count as one, a *lane head*, of 128 lanes; wider ones take
-    `pieces` of 128 lanes. Numbering the pieces of all lane heads, keys and values of piece f are the values 2 f and
-    2 f + 1 of each lane, and `packing` values share a word, the first in its lowest bits.
+    `pieces` of 128 lanes. Keys and values of a lane head's piece f are its values 2 f and 2 f + 1 of each lane; where
+    the values are the keys (latent attention) there is one for each piece. `packing` values share a word, the first in
+    its lowest bits. What a lane head's last word, or a group of lane heads, leaves over is empty.
     """
 
     kv_heads: int
     head_dim: int
     dtype: str  # a key of CACHE_DTYPES
+    planes: int = 2  # keys and values; 1 where they are the same
 
     @property
     def packing(self) -> int:
@@ -53,11 +55,16 @@ class Lines:
 
     @property
     def heads_in_line(self) -> int:
-        return max(1, self.packing // (2 * self.pieces))
+        return max(1, self.packing // (self.planes * self.pieces))
 
     @property
     def lines_of_head(self) -> int:
-        return max(1, 2 * self.pieces // self.packing)
+        return -(-self.planes * self.pieces // self.packing)
+
+    @property
+    def values_of_head(self) -> int:
+        """In a lane of its lines, the empty ones included."""
+        return self.lines_of_head * self.packing // self.heads_in_line
 
     @property
     def heads(self) -> int:
@@ -72,8 +79,8 @@ class Lines:
 
     @property
     def scale_width(self) -> int:
-        """Words of a token's scales, of keys and values of each KV head."""
-        return 2 * _power_of_two(self.heads * self.side)
+        """Words of a token's scales, of each plane of each KV head."""
+        return self.planes * _power_of_two(self.heads * self.side)
 
     def scale_tokens(self, block_size: int) -> int:
         """Of a line of scales."""
@@ -101,42 +108,45 @@ class Lines:
         scales = self.scale_lines(block_size) if self.dtype == "int8" else 0
         return 4 * LANES * (block_size * self.lines + scales)
 
-    def pack(self, k: jax.Array, v: jax.Array) -> jax.Array:
-        """[..., kv_heads, head_dim] each, bits of the cache's values, unsigned -> int32 [..., lines, 128]."""
-        k, v = self._pieces(k), self._pieces(v)  # [..., pieces of all lane heads, 128]
-        if self.packing == 1:
-            words = jnp.stack([k, v], axis=-2).reshape(*k.shape[:-2], -1, LANES)
-        else:
-            width, shared = np.uint32(32 // self.packing), self.packing // 2
-            words = jnp.uint32(0)
-            for index in range(shared):
-                both = k[..., index::shared, :] | v[..., index::shared, :] << width
-                words |= both << (2 * index * width)
-        words = jnp.pad(words, [(0, 0)] * (k.ndim - 2) + [(0, self.lines - words.shape[-2]), (0, 0)])
-        return lax.bitcast_convert_type(words, jnp.int32)
+    def pack(self, *planes: jax.Array) -> jax.Array:
+        """For each plane [..., kv_heads, head_dim], bits of the cache's values, unsigned -> int32 [..., lines, 128]."""
+        values = jnp.stack([self._pieces(plane) for plane in planes], axis=-2)  # [..., heads, pieces, planes, 128]
+        before = values.shape[:-4]
+        values = values.reshape(*before, self.heads, -1, LANES)
+        empty = self.values_of_head - values.shape[-2]
+        values = _pad(values, 2, empty).reshape(*before, -1, LANES)
+        words = jnp.uint32(0)
+        for index in range(self.packing):
+            words |= values[..., index :: self.packing, :] << np.uint32(32 // self.packing * index)
+        return lax.bitcast_convert_type(_pad(words, 2, self.lines - words.shape[-2]), jnp.int32)
 
     def _pieces(self, bits: jax.Array) -> jax.Array:
         narrow = LANES // self.side if self.side > 1 else self.width
-        pad = (0, self.heads * self.side - self.kv_heads), (0, narrow - self.head_dim)
-        bits = jnp.pad(bits.astype(jnp.uint32), [(0, 0)] * (bits.ndim - 2) + list(pad))
-        return bits.reshape(*bits.shape[:-2], -1, LANES)
+        bits = _pad(bits.astype(jnp.uint32), 1, narrow - self.head_dim)
+        bits = _pad(bits, 2, self.heads * self.side - self.kv_heads)
+        return bits.reshape(*bits.shape[:-2], self.heads, self.pieces, LANES)
 
-    def unpack(self, words: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def unpack(self, words: jax.Array) -> tuple[jax.Array, ...]:
         """What `pack` was given."""
-        width = 32 // self.packing
+        width, before = 32 // self.packing, words.shape[:-2]
         words = lax.bitcast_convert_type(words, jnp.uint32)
         words = words[..., : self.heads // self.heads_in_line * self.lines_of_head, :]
         values = jnp.stack([words >> np.uint32(index * width) for index in range(self.packing)], axis=-2)
-        values = values.reshape(*words.shape[:-2], -1, 2, LANES).astype(jnp.dtype(f"uint{width}"))
-        shape = (*words.shape[:-2], self.heads * self.side, -1)
-        k, v = (values[..., which, :].reshape(shape)[..., : self.kv_heads, : self.head_dim] for which in range(2))
-        return k, v
+        values = values.reshape(*before, self.heads, self.values_of_head, LANES)[..., : self.planes * self.pieces, :]
+        values = values.reshape(*before, self.heads, self.pieces, self.planes, LANES).astype(jnp.dtype(f"uint{width}"))
+        by_head = lambda plane: values[..., plane, :].reshape(*before, self.heads * self.side, -1)
+        return tuple(by_head(plane)[..., : self.kv_heads, : self.head_dim] for plane in range(self.planes))
 
     def scale_place(self, block_size: int) -> tuple[jax.Array, jax.Array]:
-        """Line and lane of each scale: two of int32 [block_size, kv_heads, 2]."""
+        """Line and lane of each scale: two of int32 [block_size, kv_heads, planes]."""
         token = jnp.arange(block_size)[:, None, None]
-        place = token * self.scale_width + jnp.arange(self.kv_heads)[:, None] * 2 + jnp.arange(2)
+        place = token * self.scale_width + jnp.arange(self.kv_heads)[:, None] * self.planes + jnp.arange(self.planes)
         return place // LANES, place % LANES
+
+
+def _pad(array: jax.Array, axis: int, count: int) -> jax.Array:
+    """count zeros behind the axis, counted from the last one, 1."""
+    return jnp.pad(array, [(0, 0)] * (array.ndim - axis) + [(0, count)] + [(0, 0)] * (axis - 1)) if count else array
 
 
 def _power_of_two(count: int) -> int:

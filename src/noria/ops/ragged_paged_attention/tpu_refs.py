@@ -24,7 +24,7 @@ class Refs(NamedTuple):
     out_buf: Any
     kv_buf: Any  # [2, chunk, lines, 128] int32
     folded: Any  # [heads, tile * query heads, width]: queries of a tile by head
-    kv: Any  # [2, heads in a line, chunk, width]: keys and values in the dtype of the queries
+    kv: Any  # [planes, heads in a line, chunk, width]: keys and values in the dtype of the queries
     top: Any  # [heads, tile * query heads, 128] float32: largest score, the same in all lanes
     total: Any  # likewise: sum of weights
     acc: Any  # [heads, tile * query heads, width] float32

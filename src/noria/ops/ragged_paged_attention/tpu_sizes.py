@@ -11,7 +11,7 @@ from noria.ops.ragged_paged_attention.tpu_lines import LANES, Lines
 _CHUNK = 512  # tokens of the KV sequence that are fetched and used together
 _ROWS = 1024  # query rows per KV head of a tile: so many multiplications per byte that the MXU, not HBM, is the limit
 _BLOCK_ROWS = 256  # of a block: as many as a block of keys is wide in the MXU, so that loading it does not cost more
-_SHORT = 16  # tokens that are one small block, as those of a draft that is verified
+_SHORT = 16  # tokens that are one small block, as those of a draft that is verified; fewer where heads are many
 _KV_BYTES = 8 << 20  # of fast memory, for pages in use and pages under way
 _QUERY_BYTES = 24 << 20  # for the queries, their state and their results
 VMEM_LIMIT = 56 << 20  # of 64 MiB on tpu7x and 128 MiB on the others; what is over is for the compiler
@@ -47,7 +47,7 @@ class Sizes:
     @property
     def scratch_bytes(self) -> int:
         size = jnp.dtype(self.dtype).itemsize
-        chunk = 2 * self.lines.lines * LANES * 4 + 2 * self.lines.heads_in_line * self.lines.width * size
+        chunk = 2 * self.lines.lines * LANES * 4 + self.lines.planes * self.lines.heads_in_line * self.lines.width * size
         return self.chunk * chunk + self.tile * _token_bytes(self.lines, self.heads, size)
 
     @staticmethod
@@ -56,12 +56,13 @@ class Sizes:
         heads, size = lines.side * group, jnp.dtype(dtype).itemsize
         longest = power_below(2 * table_width * block_size - 1)
         chunk = max(LANES, min(_CHUNK, power_below(_KV_BYTES // (8 * LANES * lines.lines)), longest))
-        block = max(_SHORT, power_below(_BLOCK_ROWS // heads))
+        short = max(2, min(_SHORT, power_below(_ROWS // heads)))
+        block = max(short, power_below(_BLOCK_ROWS // heads))
         tile = power_below(max(block, _ROWS // heads))
-        while tile > _SHORT and tile * _token_bytes(lines, heads, size) > _QUERY_BYTES:
+        while tile > short and tile * _token_bytes(lines, heads, size) > _QUERY_BYTES:
             tile //= 2
-        tile = max(_SHORT, min(tile, power_below(2 * num_tokens - 1)))
-        blocks = tuple(sorted({_SHORT, min(block, tile)}))
+        tile = max(short, min(tile, power_below(2 * num_tokens - 1)))
+        blocks = tuple(sorted({short, min(block, tile)}))
         return Sizes(lines, group, block_size, dtype, tile, blocks, max(1, chunk // block_size))
 
 
