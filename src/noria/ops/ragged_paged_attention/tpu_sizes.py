@@ -46,9 +46,9 @@ class Sizes:
 
     @property
     def scratch_bytes(self) -> int:
-        size = jnp.dtype(self.dtype).itemsize
-        chunk = 2 * self.lines.lines * LANES * 4 + self.lines.planes * self.lines.heads_in_line * self.lines.width * size
-        return self.chunk * chunk + self.tile * _token_bytes(self.lines, self.heads, size)
+        lines, size = self.lines, jnp.dtype(self.dtype).itemsize
+        chunk = 2 * lines.lines * LANES * 4 + lines.planes * lines.heads_in_line * lines.width * size
+        return self.chunk * chunk + self.tile * _token_bytes(lines, self.heads, size)
 
     @staticmethod
     def choose(lines: Lines, group: int, block_size: int, dtype: str, num_tokens: int, table_width: int) -> Sizes:
