@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _TEXT = """Compiles every program that serving a model on some TPUs needs, on this machine, which has none.
 
 Says which of them compile, how a chip's memory is divided, how many tokens of KV cache fit, and what speed the chips'
-peak figures allow. MODEL is a folder with a config.json, such a file, or the name of a bundled config; weights are not
-needed. With --tensor-parallel-size 0, the default, as many devices as can share the model; with --search as many as is
-best. Needs the compiler for TPUs: pip install noria[aot]."""
+peak figures allow. MODEL is a folder with a config.json, such a file, a .gguf file, or the name of a bundled config;
+weights are not needed. With --tensor-parallel-size 0, the default, as many devices as can share the model; with
+--search as many as is best. Needs the compiler for TPUs: pip install noria[aot]."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -34,7 +34,9 @@ def main(args: Sequence[str]) -> int:
         _TEXT,
         args,
         [
-            options.argument("model", "MODEL", "a folder with config.json, such a file, or a bundled config"),
+            options.argument(
+                "model", "MODEL", "a folder with config.json, such a file, a .gguf file, or a bundled config"
+            ),
             options.option("topology", str, options.MISSING, "chips and their grid, as in v6e:2x4"),
             options.option(
                 "num_slices", int, 1, "of them, which a slower network joins; each has a copy of the model, or several"
