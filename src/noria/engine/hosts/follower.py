@@ -33,7 +33,7 @@ from noria.engine.hosts.messages import (
     schedule_of,
 )
 from noria.engine.hosts.world import become_one, greet
-from noria.engine.startup import build_runner, find_model, load_weights_or_shapes
+from noria.engine.startup import build_runner, check_memory, find_model, load_weights_or_shapes
 from noria.errors import ConfigError, EngineDeadError, NoriaError, named
 from noria.runner.results import SampledTokens
 from noria.runner.runner import ModelRunner
@@ -173,7 +173,7 @@ class _Follower:
         config, self._programs_only = self._config, message.programs_only
         with open_checkpoint(self._path, config_only=config.load_format == "dummy") as checkpoint:
             runner = build_runner(ModelRunner, config, checkpoint, self._mesh, message.num_valid_tokens)
-            runner.profile_run()
+            check_memory(runner, checkpoint)
             load_weights_or_shapes(runner, checkpoint, programs_only=message.programs_only)
         self._runner = runner
         self._lead.send(Loaded(runner.profile_run().available))
