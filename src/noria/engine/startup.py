@@ -125,7 +125,9 @@ def _start(config: EngineConfig, progress: ProgressBar | None, *, programs_only:
             "with noria.follow in Python"
         )
     from noria.engine.hosts.lead import Hosts  # which needs a package that one host does not
+    from noria.engine.hosts.world import check_share
 
+    check_share(config)
     bar = progress or no_bar
     with bar(f"waiting for {config.nnodes - 1} other hosts at {config.master_addr}:{config.master_port}"):
         hosts = Hosts.meet(config)
