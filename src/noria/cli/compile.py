@@ -13,7 +13,7 @@ from typing import Any
 from noria.cli import options
 from noria.cli.display import counting_bar, fetch, note, progress_bar
 from noria.cli.hosts import follow_if_told
-from noria.cli.plan import use_libtpu
+from noria.cli.plan import refuse_device, use_libtpu
 from noria.config import EngineConfig
 from noria.errors import ConfigError
 
@@ -59,6 +59,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def _compile_elsewhere(config: EngineConfig, topology: str, out: Path, *, as_json: bool) -> int:
+    refuse_device(config)
     use_libtpu()  # before jax, which comes with the rest
     from noria.aot.compile import compile_into
     from noria.aot.models import load_config

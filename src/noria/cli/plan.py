@@ -58,6 +58,7 @@ def main(args: Sequence[str]) -> int:
     config = EngineConfig(model=chosen.model, **values, tensor_parallel_size=size or 1)
     if config.nnodes > 1:
         raise UsageError("the topology says how many hosts there are; leave --nnodes out")
+    refuse_device(config)
     if chosen.search and size:
         raise ConfigError("--search chooses the tensor_parallel_size; leave one of them out")
     use_libtpu()
@@ -90,6 +91,12 @@ def main(args: Sequence[str]) -> int:
             show_search(found)
         show(chosen.model, plan)
     return 0 if plan.compiles else 1
+
+
+def refuse_device(config: EngineConfig) -> None:
+    """Raises ConfigError when the options name another kind of device than the topology."""
+    if config.device not in ("auto", "tpu"):
+        raise ConfigError(f"device {config.device}: --topology names TPUs to compile for; leave one of them out")
 
 
 def use_libtpu() -> None:
