@@ -231,6 +231,10 @@ def test_step_times_every_program(
             ["step", "m", "--context", "2048"],
             "--context must be at least 1 and less than max_model_len (2048), not 2048",
         ),
+        (
+            ["step", "m", "--context", "2041", "--num-scheduler-steps", "8"],
+            "--context (2041) and the tokens of a burst (--num-scheduler-steps 8) exceed max_model_len (2048)",
+        ),
         (["machine", "--jsn"], "unknown option --jsn; did you mean --json?"),
         (["workloads", "--workload", "x"], "--workload: expected one of"),
     ],
