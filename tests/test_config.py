@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from noria.checks import hints, is_a
 from noria.config import EngineConfig, ModelLimits, SamplingParams, StructuredOutputsParams, cache_home
 from noria.errors import ConfigError, NoriaError, RequestError
 
@@ -259,6 +260,7 @@ def test_what_does_not() -> None:
         ("most_model_len", "256"),
         ("max_num_seqs", 0),
         ("max_num_seqs", 8.0),
+        ("max_num_seqs", 2**16 + 1),
         ("max_num_batched_tokens", -1),
         ("max_logprobs", -1),
         ("max_logprobs", None),
@@ -293,6 +295,22 @@ def test_what_does_not() -> None:
 def test_bad_options_are_refused(option: str, value: object) -> None:
     with pytest.raises(ConfigError, match=one_line_about(option)):
         EngineConfig.from_options(**{"model": "some-model", option: value})
+
+
+@pytest.mark.parametrize("value", [2**31, 2**63, 10**30])
+def test_integers_that_no_device_has_are_refused(value: int) -> None:
+    """Of every option that is one, or has some in it: numpy, JAX and sockets would say it in words of their own."""
+    wide = ("kv_cache_memory_bytes",)  # nothing is made of it but a quotient
+    for field, kind in hints(EngineConfig).items():
+        for given in (value, [value]):
+            if is_a(tuple(given) if isinstance(given, list) else given, kind) and field not in wide:
+                if field == "seed" and value < 2**64:
+                    continue
+                with pytest.raises(ConfigError, match=one_line_about(field)):
+                    EngineConfig.from_options(**{"model": "some-model", field: given})
+    assert EngineConfig(model="m", kv_cache_memory_bytes=value, seed=2**64 - 1).kv_cache_memory_bytes == value
+    with pytest.raises(ConfigError, match="seed must fit 64 bits"):
+        EngineConfig(model="m", seed=-(2**63) - 1)
 
 
 def test_a_refused_choice_lists_the_choices() -> None:

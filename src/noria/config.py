@@ -20,6 +20,7 @@ __all__ = ["EngineConfig", "ModelLimits", "ResolvedConfig", "SamplingParams", "S
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8"]
+MAX_NUM_SEQS = 1 << 16  # of which the host keeps tables, with a row of max_model_len for each
 MAX_SCHEDULER_STEPS = 128  # a longer burst gains nothing and keeps everybody waiting
 
 
@@ -94,12 +95,16 @@ class EngineConfig:
                 object.__setattr__(self, field, value := os.fspath(value))
             if not is_a(value, kind):
                 raise ConfigError(f"{field} must be {describe(kind)}, not {value!r}")
+            if field not in _WIDE:
+                _check_size(field, value)
         positive = ("max_model_len", "most_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size")
         counts = (*_PARALLEL, "nnodes", "distributed_timeout_seconds")
         for name in (*positive, "num_blocks_override", "kv_cache_memory_bytes", "compile_threads", *counts):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        if self.max_num_seqs is not None and self.max_num_seqs > MAX_NUM_SEQS:
+            raise ConfigError(f"max_num_seqs must be at most {MAX_NUM_SEQS}, not {self.max_num_seqs}; others wait")
         if not 1 <= self.num_scheduler_steps <= MAX_SCHEDULER_STEPS:
             raise ConfigError(
                 f"num_scheduler_steps must be 1 to {MAX_SCHEDULER_STEPS}, not {self.num_scheduler_steps}; "
@@ -107,6 +112,8 @@ class EngineConfig:
             )
         if self.speculative_config is not None:
             object.__setattr__(self, "speculative_config", SpeculativeConfig.parse(self.speculative_config).text)
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise ConfigError(f"seed must fit 64 bits, not {self.seed}")
         if self.max_logprobs < 0:
             raise ConfigError(f"max_logprobs must be at least 0, not {self.max_logprobs}; name the most you need")
         if self.token_bucket_gap < 0:
@@ -252,6 +259,14 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noria"
 
 
+def _check_size(option: str, value: Any) -> None:
+    """Sizes and places in arrays of a device have 32 bits."""
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, int) and number >= 2**31:
+            raise ConfigError(f"{option} must be less than 2**31, not {number}; lower it")
+
+
+_WIDE = ("seed", "kv_cache_memory_bytes")  # integers that may have more than 32 bits
 _PARALLEL = ("data_parallel_size", "attention_data_parallel_size", "expert_parallel_size", "tensor_parallel_size")
 # Strings that may be given as a Path.
 _PATHS = ("model", "tokenizer", "chat_template", "compile_cache_dir", "programs_dir")

@@ -69,6 +69,12 @@ def test_configs_that_are_none(tmp_path) -> None:
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(WeightsError, match="must hold a JSON object"):
         load_config(str(tmp_path / "config.json"))
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe{\x80")
+    with pytest.raises(WeightsError, match="is not JSON"):
+        load_config(str(tmp_path / "config.json"))
+    (tmp_path / "model.gguf").write_bytes(b"GGUF\xff")
+    with pytest.raises(WeightsError, match=r"model.gguf.* is truncated"):
+        load_config(str(tmp_path / "model.gguf"))
 
 
 HLO = """HloModule jit_forward, entry_computation_layout={(bf16[8,4]{1,0})->bf16[8,4]{1,0}}

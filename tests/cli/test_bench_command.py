@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from command_line import Outcome
 
 from noria.cli.bench import KINDS, machine, offline, step, workloads
 from noria.cli.bench.machine import Limits
+from noria.errors import NoriaError
 
 Noria = Callable[..., Outcome]
 LIMITS = Limits("Wheel 9000", 2, ("avx2",), read_gb_s=20.0, gflop_s=100.0)
@@ -93,14 +96,31 @@ def test_limits_are_measured_apart_from_an_engine(home: Path, monkeypatch: pytes
     assert machine.limits_measured_apart() == LIMITS
     (home / "machine.json").unlink()
     commands: list[list[str]] = []
+    results = [subprocess.CompletedProcess([], 0, json.dumps(dataclasses.asdict(LIMITS) | {"jax": "1"}), "measuring")]
 
-    def run(command: list[str], **options: Any) -> None:
+    def run(command: list[str], env: dict[str, str], **options: Any) -> subprocess.CompletedProcess:
         commands.append(command)
-        machine._write(home / "machine.json", {machine.processor().key: LIMITS})
+        assert env["JAX_PLATFORMS"] == "cpu"  # the device is the engine's
+        return results.pop()
 
     monkeypatch.setattr(machine.subprocess, "run", run)
     assert machine.limits_measured_apart() == LIMITS
-    assert [command[1:] for command in commands] == [["-m", "noria", "bench", "machine"]]
+    assert [command[1:] for command in commands] == [["-m", "noria", "bench", "machine", "--json"]]
+    results.append(subprocess.CompletedProcess([], 1, "", "measuring\nnoria: error: no room\n"))
+    with pytest.raises(NoriaError, match="noria bench machine ended with status 1: noria: error: no room"):
+        machine.limits_measured_apart()
+    results.append(subprocess.CompletedProcess([], -9, "", ""))
+    with pytest.raises(NoriaError, match="ended with status -9: it said nothing"):
+        machine.limits_measured_apart()
+
+
+def test_a_cache_folder_that_cannot_be_written(noria: Noria, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "read_bandwidth", lambda cores: 31.004e9)
+    monkeypatch.setattr(machine, "product_rate", lambda multiply: 77.04e9)
+    monkeypatch.setenv("NORIA_HOME", str(home / "machine.json"))  # which is a file
+    measured = noria("bench", "machine", "--json")
+    assert json.loads(measured.out)["gflop_s"] == 77.0
+    assert "the figures are not kept" in measured.err
 
 
 def test_offline(run_lines: Callable[..., list[dict[str, Any]]], plain_model: str, small: list[str]) -> None:
@@ -210,6 +230,10 @@ def test_step_times_every_program(
         (
             ["step", "m", "--context", "2048"],
             "--context must be at least 1 and less than max_model_len (2048), not 2048",
+        ),
+        (
+            ["step", "m", "--context", "2041", "--num-scheduler-steps", "8"],
+            "--context (2041) and the tokens of a burst (--num-scheduler-steps 8) exceed max_model_len (2048)",
         ),
         (["machine", "--jsn"], "unknown option --jsn; did you mean --json?"),
         (["workloads", "--workload", "x"], "--workload: expected one of"),

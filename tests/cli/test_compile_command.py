@@ -56,6 +56,7 @@ def test_a_later_run_compiles_nothing(
         ),
         (["--programs-dir", "d", "--nnodes", "2"], "programs_dir: programs in a folder are for one host"),
         (["--out", "d"], "--topology and --out belong together"),
+        (["--topology", "v6e:1x1", "--out", "d", "--device", "cpu"], "device cpu: --topology names TPUs"),
         (["--topology", "v9:1x1", "--out", "d"], "topology v9:1x1: the chip v9 is not known"),
     ],
 )

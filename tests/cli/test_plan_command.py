@@ -115,6 +115,10 @@ def test_json(noria: Noria, made_up: list[EngineConfig]) -> None:
     [
         (("llama-3.1-8b",), "--topology is missing"),
         (("llama-3.1-8b", "--topology", "v7:2x2"), "topology v7:2x2: the chip v7 is not known"),
+        (
+            ("llama-3.1-8b", "--topology", "v6e:2x2", "--device", "gpu"),
+            "device gpu: --topology names TPUs to compile for",
+        ),
         (("nothing", "--topology", "v6e:2x2"), "nothing is neither a folder with config.json"),
         (("llama-3.1-8b", "--topology", "v6e:2x2", "--tensor-parallel-size", "-1"), "tensor_parallel_size must be at"),
         (("llama-3.1-8b", "--topology", "v6e:2x2", "--num-slices", "0"), "num_slices must be at least 1, not 0"),

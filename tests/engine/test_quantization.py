@@ -9,6 +9,8 @@ import pytest
 from noria import LLM, SamplingParams
 from noria.errors import ConfigError
 from noria.ops import native
+from noria.runner.memory import MemoryPlan
+from noria.runner.runner import ModelRunner
 
 MODEL = Path(__file__).resolve().parents[1] / "golden" / "models" / "llama"
 PROMPTS = [[1, 17, 42, 99, 5, 80], [3], list(range(40, 70))]
@@ -74,3 +76,17 @@ def test_rounding_without_the_native_op_is_refused(compile_cache_dir):
 def test_rounding_that_would_change_nothing_is_refused(compile_cache_dir):
     with pytest.raises(ConfigError, match=r"quantize_activations would change nothing.*add quantization int8"):
         engine(compile_cache_dir, quantize_activations=True)
+
+
+def test_whether_it_fits_is_asked_of_what_will_be_loaded(compile_cache_dir, monkeypatch: pytest.MonkeyPatch):
+    """Before anything is read, and yet not of float32: a packed model may be several times smaller."""
+    plans: list[MemoryPlan] = []
+    profile_run = ModelRunner.profile_run
+
+    def noted(runner: ModelRunner, available: int | None = None) -> MemoryPlan:
+        plans.append(profile_run(runner, available))
+        return plans[-1]
+
+    monkeypatch.setattr(ModelRunner, "profile_run", noted)
+    with engine(compile_cache_dir, quantization="int8", **XLA) as llm:
+        assert [plan.weights for plan in plans] == [llm.stats.startup.memory.weights] * 2

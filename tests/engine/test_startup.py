@@ -44,7 +44,7 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"num_blocks_override": None, "memory_utilization": 1e-9},
         "lower max_model_len or raise memory_utilization",
     ),
-    "pool too large": ({"num_blocks_override": 2**40}, r"num_blocks_override \(1099511627776\).*lower it"),
+    "pool too large": ({"num_blocks_override": 2**30}, r"num_blocks_override \(1073741824\).*lower it"),
     "model": ({"model": "no-such-model"}, "no model 'no-such-model'"),
     "tokenizer": ({"tokenizer": "no-such-folder"}, "no-such-folder"),
     "backend": ({"attention_backend": "magic"}, "attention_backend must be one of"),

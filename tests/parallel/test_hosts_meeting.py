@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+import signal
 import socket
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from noria import EngineConfig, SamplingParams, StructuredOutputsParams
+from noria import EngineConfig, SamplingParams, StructuredOutputsParams, follow
 from noria.engine.hosts.link import Link
 from noria.engine.hosts.meeting import gather, join
 from noria.engine.hosts.messages import decoder, encode, execute, masks_of, sample, schedule_of
@@ -22,8 +26,13 @@ from noria.scheduler.schedule import CachedRequest, GrammarMasks, NewRequest, Sc
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+    """Of which the next one is free, too."""
+    for _ in range(100):
+        with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.suppress(OSError, OverflowError):
+            found = listener.getsockname()[1]
+            with socket.create_server(("127.0.0.1", found + 1)):
+                return found
+    raise AssertionError("no port is free")
 
 
 def config(port: int, rank: int, nnodes: int = 3, **options: Any) -> EngineConfig:
@@ -63,6 +72,17 @@ def test_no_host_0(port: int) -> None:
         join(config(port, 1, distributed_timeout_seconds=1))
 
 
+def test_a_host_that_still_looks_for_host_0_ends_at_once(port: int) -> None:
+    """It is host 0 that has requests to finish, and there is none."""
+    sizes = {"tensor_parallel_size": 3, "distributed_timeout_seconds": 60}
+    interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        follow(config(port, 1, **sizes), patient=True)
+    assert time.monotonic() - begin < 10
+
+
 @pytest.mark.parametrize(
     ("others", "message"),
     [
@@ -82,6 +102,16 @@ def test_a_rank_that_is_there_twice(port: int) -> None:
     errors = sorted(str(each.exception()) for each in found)
     assert "node_rank 1 is taken" in errors[0]
     assert all("node_rank 2 did not come" in error for error in errors[1:])
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_port_that_is_taken_is_an_error_at_once(port: int, taken: int) -> None:
+    """The second is JAX's, which would end the process without a word."""
+    begin = time.monotonic()
+    message = rf"host 0 cannot listen at 127.0.0.1:{port + taken}: .* master_port and the port after it free"
+    with socket.create_server(("127.0.0.1", port + taken)), pytest.raises(ConfigError, match=message):
+        gather(config(port, 0, distributed_timeout_seconds=60))
+    assert time.monotonic() - begin < 10
 
 
 def test_who_is_no_host_is_not_listened_to(port: int) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from noria import LLM
+from noria import LLM, EngineConfig, follow
+from noria.engine.startup import start
 from noria.errors import ConfigError
 from noria.models.config import DecoderConfig
 from noria.models.registry import build_model
@@ -32,6 +33,16 @@ class Device:
     slice_index: int = 0
     platform: str = "cpu"
     process_index: int = 0
+
+
+@dataclass(frozen=True)
+class Chip(Device):
+    """What JAX looks at, too, when it lays out a mesh."""
+
+    platform: str = "tpu"
+    coords: tuple[int, int, int] = (0, 0, 0)
+    core_on_chip: int = 0
+    device_kind: str = "TPU v6 lite"
 
 
 def devices(count: int, slices: int = 1) -> list[Any]:
@@ -64,6 +75,13 @@ def test_an_order_is_obeyed() -> None:
     assert ids(mesh).tolist() == [[3, 1], [0, 2]]
 
 
+def test_chips_that_fill_no_grid_lie_as_they_come() -> None:
+    """So that what is wrong with three of four, if anything, is said by those who know the model."""
+    chips = [Chip(index, coords=(index % 2, index // 2, 0)) for index in range(4)]
+    assert sorted(ids(make_mesh(MeshShape(model=4), chips)).flat) == [0, 1, 2, 3]
+    assert ids(make_mesh(MeshShape(model=3), chips[:3])).tolist() == [[0, 1, 2]]
+
+
 def test_only_the_data_axis_reaches_across_slices() -> None:
     interleaved = [Device(index, index % 2) for index in range(8)]
     mesh = make_mesh(MeshShape(data=4, model=2), interleaved)
@@ -76,21 +94,27 @@ def test_only_the_data_axis_reaches_across_slices() -> None:
 
 def test_every_host_gives_as_many_devices() -> None:
     eight = [Device(index, process_index=index // 4) for index in range(8)]
-    assert [device.id for device in devices_of_hosts(eight, 4, 2)] == [0, 1, 4, 5]
-    assert devices_of_hosts(eight, 8, 2) == eight
-    with pytest.raises(ConfigError, match=r"3 devices cannot be shared by 2 hosts \(nnodes\)"):
-        devices_of_hosts(eight, 3, 2)
-    with pytest.raises(ConfigError, match="needs 5 devices of each of the 2 hosts, but host 0 has 4"):
-        devices_of_hosts(eight, 10, 2)
+    assert [device.id for device in devices_of_hosts(eight, MeshShape(model=4), 2)] == [0, 1, 4, 5]
+    assert devices_of_hosts(eight, MeshShape(expert=4, model=2), 2) == eight
+    message = r"expert_parallel_size \(5\) x tensor_parallel_size \(2\) needs 5 devices of each of the 2 hosts"
+    with pytest.raises(ConfigError, match=rf"{message} \(nnodes\), but host 0 has 4"):
+        devices_of_hosts(eight, MeshShape(expert=5, model=2), 2)
     with pytest.raises(ConfigError, match="host 2 has 0"):
-        devices_of_hosts(eight, 3, 3)
+        devices_of_hosts(eight, MeshShape(model=3), 3)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_hosts_cannot_share_is_refused_before_they_wait(rank: int) -> None:
+    sizes = {"tensor_parallel_size": 3, "nnodes": 2, "node_rank": rank}
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size \(3\) cannot be shared by 2 hosts \(nnodes\)"):
+        (follow if rank else start)(EngineConfig(model=str(GOLDEN / "llama"), **sizes))
 
 
 @pytest.mark.parametrize(
     ("shape", "order", "message"),
     [
         (MeshShape(data=2, model=3), (), "a mesh of data 2 x model 3 has 6 devices, but there are 8"),
-        (MeshShape(model=2), (0, 9), "there is no device 9; there are 0, 1, 2, 3, 4, 5, 6, 7"),
+        (MeshShape(model=2), (0, 9), "there is no device 9; ids are 0, 1, 2, 3, 4, 5, 6, 7"),
         (MeshShape(model=2), (1, 1), "names device 1 twice"),
     ],
 )
@@ -176,7 +200,7 @@ def test_what_one_device_has_of_experts() -> None:
         ({"tensor_parallel_size": 0}, "tensor_parallel_size must be at least 1"),
         ({"tensor_parallel_size": 64}, r"tensor_parallel_size \(64\) needs 64 devices, but there are \d+ here"),
         ({"device_order": [0, 1]}, r"device_order names 2 devices, but tensor_parallel_size \(1\) needs 1"),
-        ({"device_order": [77]}, "device_order: there is no device 77"),
+        ({"device_order": [77]}, r"device_order: there is no device 77; ids are \d"),
     ],
 )
 def test_engines_that_do_not_start(options: dict[str, Any], message: str) -> None:

@@ -237,3 +237,21 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
     with Output(failed, source) as output:
         assert output.num_failed == 1
         assert output.done == {"custom_id a", "custom_id b"}
+
+
+class _Full:
+    """A file on a full disk, which says so again when it is closed."""
+
+    def write(self, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    def close(self) -> None:
+        self.write(b"")
+
+
+def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
+    output = Output(tmp_path / "out", Input.open(write(tmp_path / "in", request("a"))))
+    output._file.close()
+    output._file = _Full()  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(NoriaError, match=rf"^{tmp_path}/out cannot be written: No space left on device$"), output:
+        output.write(b"{}\n")

@@ -14,8 +14,10 @@ import pytest
 from fake_engine import service
 
 from noria.cli.serve import main
+from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.server.replicas.relay import AnswerHead, RelayedRequest, answer
+from noria.server.replicas.resources import check_room, resources_of, say
 from noria.server.replicas.routing import SLACK_REQUESTS, preferred, routing_key
 from noria.server.settings import ServerConfig
 from noria.text.tokenizer import Tokenizer
@@ -145,8 +147,22 @@ def test_bad_options(tiny_text_model: Path) -> None:
         ServerConfig(replicas=0)
     with pytest.raises(ConfigError, match="replicas need a port"):
         ServerConfig(replicas=2, port=0)
-    with pytest.raises(ConfigError, match="replicas and nnodes cannot be used together"):
-        main([str(tiny_text_model), "--replicas", "2", "--nnodes", "2"])
+    for rank in ("0", "1"):  # before one that follows waits for a host that never comes
+        with pytest.raises(ConfigError, match="replicas and nnodes cannot be used together"):
+            main([str(tiny_text_model), "--replicas", "2", "--nnodes", "2", "--node-rank", rank])
+
+
+def test_a_replica_takes_all_devices_of_its_mesh() -> None:
+    cluster = {"CPU": 16.0, "TPU": 8.0}
+    sizes = {"data_parallel_size": 2, "attention_data_parallel_size": 2, "tensor_parallel_size": 2}
+    assert resources_of(EngineConfig(model="m"), cluster) == {"TPU": 1.0}
+    assert resources_of(EngineConfig(model="m", expert_parallel_size=4), cluster) == {"TPU": 4.0}
+    needs = resources_of(EngineConfig(model="m", **sizes), cluster)
+    assert (needs, say(needs)) == ({"TPU": 8.0}, "8 TPU")
+    check_room(needs, 1, cluster)
+    with pytest.raises(ConfigError, match=r"replicas \(2\) need 16 TPU, but the Ray cluster has 8; start fewer"):
+        check_room(needs, 2, cluster)
+    assert resources_of(EngineConfig(model="m", device="cpu", **sizes), cluster) == {"CPU": 1.0}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from noria.errors import ConfigError, RequestError
+from noria.errors import ConfigError, RequestError, WeightsError
 from noria.text.chat import encode_chat, render_chat
 from noria.text.tokenizer import load_tokenizer
 
@@ -188,3 +188,10 @@ def test_a_given_template_replaces_those_of_the_model(as_file: bool, byte_level_
 def test_a_given_template_that_is_none_is_refused(given: str, complaint: str, byte_level_folder: Path) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load_tokenizer(byte_level_folder, given)
+
+
+def test_a_template_file_that_is_no_text(metaspace_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(metaspace_folder, tmp_path / "model")
+    (folder / "chat_template.jinja").write_bytes(b"{{ messages \xff")
+    with pytest.raises(WeightsError, match=r"cannot read .*chat_template\.jinja: 'utf-8' codec"):
+        load_tokenizer(folder)

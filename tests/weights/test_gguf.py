@@ -9,8 +9,10 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 from model_files import HEAD_DIM, HIDDEN, LAYERS, VOCAB, hf_tensors, read_all, write_gguf
 
+from noria.aot.models import load_config
 from noria.config import cache_home
 from noria.errors import WeightsError
+from noria.models.registry import build_model
 from noria.weights.checkpoint import open_checkpoint
 from noria.weights.gguf_file import read_header
 from noria.weights.packaged import PACKAGED
@@ -292,3 +294,12 @@ def test_llama_tensors_equal_those_of_transformers(tmp_path):
     with open_checkpoint(path) as checkpoint:
         for name, values in read_all(checkpoint).items():
             np.testing.assert_array_equal(values, state[name])
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F32", "float32"), ("F16", "float16"), ("Q8_0", "bfloat16")])
+def test_the_config_of_a_gguf_file(tmp_path, kind: str, dtype: str) -> None:
+    """Its blocks are unpacked to bfloat16 on a TPU, as at a start there."""
+    path = write_gguf(tmp_path / "model.gguf", hf_tensors("llama"), kind=kind)
+    config = load_config(str(path))
+    assert config["dtype"] == dtype
+    assert build_model(config).config.max_position_embeddings == 256

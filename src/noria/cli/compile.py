@@ -13,7 +13,7 @@ from typing import Any
 from noria.cli import options
 from noria.cli.display import counting_bar, fetch, note, progress_bar
 from noria.cli.hosts import follow_if_told
-from noria.cli.plan import use_libtpu
+from noria.cli.plan import refuse_device, use_libtpu
 from noria.config import EngineConfig
 from noria.errors import ConfigError
 
@@ -22,8 +22,8 @@ _TEXT = """Compiles what a model needs, so that a later start with the same opti
 The defaults are those of noria run and noria chat; an LLM in Python has another max_num_seqs unless it is told.
 
 With --topology and --out it compiles for TPUs that are elsewhere (pip install noria[aot]): copy the folder there and
-start with --programs-dir and the same options. MODEL may then be a config as for noria plan, but its folder is better:
-the programs know how many tokens the tokenizer has."""
+start with --programs-dir and the same options. MODEL may then be a config as for noria plan, but its folder or .gguf
+file is better: the programs know how many tokens the tokenizer has."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -59,6 +59,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def _compile_elsewhere(config: EngineConfig, topology: str, out: Path, *, as_json: bool) -> int:
+    refuse_device(config)
     use_libtpu()  # before jax, which comes with the rest
     from noria.aot.compile import compile_into
     from noria.aot.models import load_config
@@ -86,6 +87,7 @@ def _num_valid_tokens(config: EngineConfig) -> int | None:
 
     if config.tokenizer:
         return load_tokenizer(Path(config.tokenizer)).vocab_size
-    folder = Path(config.model)
-    has_one = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
-    return load_tokenizer(folder).vocab_size if has_one else None
+    path = Path(config.model)
+    inside = path.suffix == ".gguf" and path.is_file()
+    has_one = inside or any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
+    return load_tokenizer(path).vocab_size if has_one else None

@@ -17,11 +17,10 @@ def follow_if_told(config: EngineConfig, path: Path) -> None:
     """Raises Done when another host leads and this one has followed it to its end. path: where the model is."""
     if not config.node_rank:
         return
-    from noria.engine.hosts.follower import follow, patient_signals  # jax comes with it
+    from noria.engine.hosts.follower import follow  # jax comes with it
 
     try:
-        with patient_signals(note):
-            follow(dataclasses.replace(config, model=str(path), revision=None), note)
+        follow(dataclasses.replace(config, model=str(path), revision=None), note, patient=True)
     except NoriaError as error:
         note(f"noria: error: {' '.join(str(error).split())}")
         sys.stdout.flush()

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _TEXT = """Compiles every program that serving a model on some TPUs needs, on this machine, which has none.
 
 Says which of them compile, how a chip's memory is divided, how many tokens of KV cache fit, and what speed the chips'
-peak figures allow. MODEL is a folder with a config.json, such a file, or the name of a bundled config; weights are not
-needed. With --tensor-parallel-size 0, the default, as many devices as can share the model; with --search as many as is
-best. Needs the compiler for TPUs: pip install noria[aot]."""
+peak figures allow. MODEL is a folder with a config.json, such a file, a .gguf file, or the name of a bundled config;
+weights are not needed. With --tensor-parallel-size 0, the default, as many devices as can share the model; with
+--search as many as is best. Needs the compiler for TPUs: pip install noria[aot]."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -34,7 +34,9 @@ def main(args: Sequence[str]) -> int:
         _TEXT,
         args,
         [
-            options.argument("model", "MODEL", "a folder with config.json, such a file, or a bundled config"),
+            options.argument(
+                "model", "MODEL", "a folder with config.json, such a file, a .gguf file, or a bundled config"
+            ),
             options.option("topology", str, options.MISSING, "chips and their grid, as in v6e:2x4"),
             options.option(
                 "num_slices", int, 1, "of them, which a slower network joins; each has a copy of the model, or several"
@@ -56,6 +58,7 @@ def main(args: Sequence[str]) -> int:
     config = EngineConfig(model=chosen.model, **values, tensor_parallel_size=size or 1)
     if config.nnodes > 1:
         raise UsageError("the topology says how many hosts there are; leave --nnodes out")
+    refuse_device(config)
     if chosen.search and size:
         raise ConfigError("--search chooses the tensor_parallel_size; leave one of them out")
     use_libtpu()
@@ -88,6 +91,12 @@ def main(args: Sequence[str]) -> int:
             show_search(found)
         show(chosen.model, plan)
     return 0 if plan.compiles else 1
+
+
+def refuse_device(config: EngineConfig) -> None:
+    """Raises ConfigError when the options name another kind of device than the topology."""
+    if config.device not in ("auto", "tpu"):
+        raise ConfigError(f"device {config.device}: --topology names TPUs to compile for; leave one of them out")
 
 
 def use_libtpu() -> None:

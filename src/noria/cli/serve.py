@@ -34,6 +34,8 @@ def main(args: Sequence[str]) -> int:
     if key := os.environ.get("NORIA_API_KEY"):
         config = dataclasses.replace(config, api_key=(*config.api_key, key))
     engine = EngineConfig(model=chosen.model, **options.values_of(chosen.engine))
+    if config.replicas > 1 and engine.nnodes > 1:
+        raise ConfigError("replicas and nnodes cannot be used together: a replica is one host; leave one of them out")
     path = fetch(engine.model, engine.revision)
     follow_if_told(engine, path)
     logging.basicConfig(format="%(asctime)s server %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
@@ -52,8 +54,6 @@ def main(args: Sequence[str]) -> int:
 
 def _serve_replicas(engine: EngineConfig, config: ServerConfig, model: str) -> None:
     """The model is found on each machine anew."""
-    if engine.nnodes > 1:
-        raise ConfigError("replicas and nnodes cannot be used together: a replica is one host; leave one of them out")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers, unless it is told not to
     try:
         from noria.server.replicas.ray_serve import serve_replicas

@@ -25,7 +25,7 @@ def make_engine_mesh(config: EngineConfig) -> Mesh:
             f"{shape} needs {size} devices, but there are {len(devices)} here ({devices[0].platform}); lower it"
         )
     if config.nnodes > 1:
-        devices = devices if order else devices_of_hosts(devices, size, config.nnodes)
+        devices = devices if order else devices_of_hosts(devices, shape, config.nnodes)
         if devices[0].platform != "tpu":  # whose hosts count as slices each; here they are what the option says
             order = order or tuple(device.id for device in devices)
     if not order:

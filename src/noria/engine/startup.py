@@ -125,7 +125,9 @@ def _start(config: EngineConfig, progress: ProgressBar | None, *, programs_only:
             "with noria.follow in Python"
         )
     from noria.engine.hosts.lead import Hosts  # which needs a package that one host does not
+    from noria.engine.hosts.world import check_share
 
+    check_share(config)
     bar = progress or no_bar
     with bar(f"waiting for {config.nnodes - 1} other hosts at {config.master_addr}:{config.master_port}"):
         hosts = Hosts.meet(config)
@@ -156,7 +158,7 @@ def _begin(config: EngineConfig, progress: ProgressBar | None, hosts: Hosts | No
         runner = build_runner(make, config, checkpoint, mesh, tokenizer.vocab_size, head)
         if stored is not None:
             stored.check(runner.origin)
-        runner.profile_run()
+        check_memory(runner, checkpoint)
         resolved, vocab_size, draft = runner.config, runner.model.config.vocab_size, None
         if (options := resolved.speculation) is not None and options.method == "draft_model":
             draft = _draft(resolved, tokenizer, runner, bar, programs_only)
@@ -216,6 +218,15 @@ def load_weights_or_shapes(
     else:
         with bar("loading weights") as show:
             runner.load_model(source, show)
+
+
+def check_memory(runner: ModelRunner, checkpoint: Checkpoint) -> None:
+    """Before anything is read, with the weights as they will lie there: what a GGUF file packs is not unpacked.
+
+    Raises ConfigError when the model does not fit, and WeightsError.
+    """
+    load_weights_or_shapes(runner, checkpoint, programs_only=True)
+    runner.profile_run()
 
 
 def _make_ready(
@@ -279,7 +290,7 @@ def _draft(
             dtype = _dtype(own, checkpoint, platform)
             runner = ModelRunner(resolved, model, dtype, placement.mesh, tokenizer.vocab_size or vocab_size)
             runner.clock = target.clock  # they keep one device busy
-            runner.profile_run()
+            check_memory(runner, checkpoint)
         except ConfigError as error:
             raise ConfigError(f"speculative_config: the draft model {options.model}: {error}") from None
         report = _make_ready(runner, checkpoint, bar, programs_only)

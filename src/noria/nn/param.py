@@ -102,7 +102,11 @@ def num_parameters(declaration: Any) -> int:
 
 
 def random_params(declaration: Any, dtype: str, seed: int) -> Any:
-    """Random weights of the declared shapes, the same for the same seed on every device (made by numpy on the host)."""
+    """Random weights of the declared shapes, the same for the same seed on every device (made by numpy on the host).
+
+    seed: of 64 bits, signed or not.
+    """
+    seed %= 2**64
     leaves, treedef = jax.tree.flatten(declaration, is_leaf=is_param)
     arrays = []
     for index, param in enumerate(leaves):

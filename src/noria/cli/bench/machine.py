@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from noria import __version__
 from noria.cli import options
 from noria.cli.display import note
 from noria.config import cache_home
+from noria.errors import NoriaError
 from noria.observe.machine import processor, product_rate, read_bandwidth
 
 _TEXT = """Measures how fast this machine reads memory and multiplies, in a few seconds.
@@ -86,16 +88,31 @@ def limits(*, remeasure: bool = False) -> Limits:
         read_gb_s=round(read_bandwidth(here.cores) / 1e9, 2),
         gflop_s=round(max(product_rate(lambda a, b: a @ b), product_rate(_xla_product())) / 1e9, 1),
     )
-    _write(path, known | {here.key: figures})
+    try:
+        _write(path, known | {here.key: figures})
+    except OSError as error:
+        note(f"the figures are not kept: {path}: {error.strerror or error}")
     return figures
 
 
 def limits_measured_apart() -> Limits:
-    """Like limits; measured in a process of its own, so that its memory does not count as that of an engine here."""
-    if processor().key not in _read(cache_home() / "machine.json"):
-        note("measuring this machine")
-        subprocess.run([sys.executable, "-m", "noria", "bench", "machine"], check=True, capture_output=True)
-    return limits()
+    """Like limits; measured in a process of its own, so that its memory does not count as that of an engine here.
+
+    Raises NoriaError when that fails.
+    """
+    if (known := _read(cache_home() / "machine.json").get(processor().key)) is not None:
+        return known
+    note("measuring this machine")
+    command = [sys.executable, "-m", "noria", "bench", "machine", "--json"]
+    # Another device belongs to the engine, and to one process at a time.
+    done = subprocess.run(
+        command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        *_, reason = ["it said nothing", *done.stderr.split("\n")[:-1]]
+        raise NoriaError(f"noria bench machine ended with status {done.returncode}: {reason}")
+    told = json.loads(done.stdout)
+    return _limits({field.name: told[field.name] for field in dataclasses.fields(Limits)})
 
 
 def _xla_product() -> Any:
@@ -114,12 +131,13 @@ def _read(path: Path) -> dict[str, Limits]:
     """By key of the processor; {} when there is no such file, or one of another version."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            key: Limits(**{**entry, "instruction_sets": tuple(entry["instruction_sets"])})
-            for key, entry in entries.items()
-        }
+        return {key: _limits(entry) for key, entry in entries.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
+
+
+def _limits(entry: dict[str, Any]) -> Limits:
+    return Limits(**{**entry, "instruction_sets": tuple(entry["instruction_sets"])})
 
 
 def _write(path: Path, entries: dict[str, Limits]) -> None:

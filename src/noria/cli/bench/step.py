@@ -60,10 +60,10 @@ def main(args: Sequence[str]) -> int:
     config = engine_config(values.model, values.engine)
     if config.nnodes > 1:
         raise UsageError("noria bench step measures the programs of one host; leave --nnodes out, or use bench offline")
-    _check_context(values.context, config.max_model_len)
+    _check_context(values.context, config.num_scheduler_steps, config.max_model_len)
     printer = Printer(values.json, _HEADINGS, _WIDTHS)
     with start_engine(config) as llm:
-        _check_context(values.context, llm.config.max_model_len)
+        _check_context(values.context, config.num_scheduler_steps, llm.config.max_model_len)
         machine = limits_measured_apart()
         printer.head(limits_line(machine), f"limits {machine.read_gb_s} GB/s, {machine.gflop_s} GFLOP/s")
         for case in cases(llm.engine.core.runner, values.context):
@@ -82,9 +82,14 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def _check_context(context: int, max_model_len: int | None) -> None:
+def _check_context(context: int, num_steps: int, max_model_len: int | None) -> None:
     if context < 1 or (max_model_len is not None and context >= max_model_len):
         raise UsageError(f"--context must be at least 1 and less than max_model_len ({max_model_len}), not {context}")
+    if max_model_len is not None and context + num_steps > max_model_len:
+        raise UsageError(
+            f"--context ({context}) and the tokens of a burst (--num-scheduler-steps {num_steps}) exceed max_model_len "
+            f"({max_model_len}); lower one of them"
+        )
 
 
 def cases(runner: ModelRunner, context: int) -> Iterator[Case]:

@@ -42,26 +42,33 @@ from noria.engine.hosts.messages import (
     masks_of,
     schedule_of,
 )
-from noria.engine.hosts.world import become_one, greet
-from noria.engine.startup import build_runner, find_model, load_weights_or_shapes
+from noria.engine.hosts.world import become_one, check_share, greet
+from noria.engine.startup import build_runner, check_memory, find_model, load_weights_or_shapes
 from noria.errors import ConfigError, EngineDeadError, NoriaError, named
 from noria.runner.results import SampledTokens
 from noria.runner.runner import ModelRunner
 from noria.weights.checkpoint import open_checkpoint
 
 
-def follow(config: EngineConfig, note: Callable[[str], None] = lambda text: None) -> None:
+def follow(config: EngineConfig, note: Callable[[str], None] = lambda text: None, *, patient: bool = False) -> None:
     """Does what host 0 does until that one ends: weights, cache and every step, on the devices of this host.
 
     config: that of host 0 but for node_rank and what may differ, such as where the model lies. note: shows a line.
+    patient: signals are treated as patient_signals says, once host 0 is found; only the main thread can do that.
     Raises ConfigError when the hosts do not find each other in time or do not fit each other, whatever went wrong at
     host 0, and EngineDeadError when a host is gone. Should this thread wait for ever for a host that is gone, the
     process ends with HOST_LOST.
     """
     if not config.node_rank:
         raise ConfigError("node_rank 0 is the host that leads; one that follows has a node_rank of 1 to nnodes - 1")
+    check_share(config)
     note(f"host {config.node_rank} of {config.nnodes} looks for host 0 at {config.master_addr}:{config.master_port}")
-    lead = _Lead(join(config))
+    link = join(config)
+    with patient_signals(note) if patient else contextlib.nullcontext():
+        _follow(config, _Lead(link), note)
+
+
+def _follow(config: EngineConfig, lead: _Lead, note: Callable[[str], None]) -> None:
     try:
         become_one(config)
         _Follower(config, lead, note).run()
@@ -198,7 +205,7 @@ class _Follower:
         config, self._programs_only = self._config, message.programs_only
         with open_checkpoint(self._path, config_only=config.load_format == "dummy") as checkpoint:
             runner = build_runner(ModelRunner, config, checkpoint, self._mesh, message.num_valid_tokens)
-            runner.profile_run()
+            check_memory(runner, checkpoint)
             load_weights_or_shapes(runner, checkpoint, programs_only=message.programs_only)
         self._runner = runner
         self._lead.send(Loaded(runner.profile_run().available))

@@ -121,7 +121,7 @@ class Hosts:
         if not self._closing.is_set():
             self._closing.set()
             is_ours = isinstance(error, NoriaError)
-            reason = str(error) if is_ours else f"host 0 has ended: {type(error).__name__}: {error}"
+            reason = str(error) if is_ours else f"host 0 has ended: {type(error).__name__}: {error}".rstrip(": ")
             self._tell(Failed(type(error).__name__ if is_ours else EngineDeadError.__name__, reason))
             self._hang_up()
 

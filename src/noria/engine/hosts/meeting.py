@@ -89,7 +89,12 @@ def join(config: EngineConfig) -> Link:
 
 
 def _listener(config: EngineConfig) -> socket.socket:
-    host, port = config.master_addr, config.master_port
+    _listen(config, config.master_port + 1).close()  # JAX's service, which ends the process when it finds it taken
+    return _listen(config, config.master_port)
+
+
+def _listen(config: EngineConfig, port: int) -> socket.socket:
+    host = config.master_addr
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=config.nnodes)
@@ -97,7 +102,7 @@ def _listener(config: EngineConfig) -> socket.socket:
         reason = str(error.strerror or error).partition(" (while")[0]
         raise ConfigError(
             f"host 0 cannot listen at {host}:{port}: {reason}; master_addr must be an address of this machine, and "
-            "master_port free"
+            "master_port and the port after it free"
         ) from None
 
 

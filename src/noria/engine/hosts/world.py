@@ -14,6 +14,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
+from noria.parallel.mesh import MeshShape
+
+
+def check_share(config: EngineConfig) -> None:
+    """Before anybody waits for a host. Raises ConfigError when the devices cannot be shared evenly."""
+    if config.num_devices % config.nnodes:
+        raise ConfigError(
+            f"{MeshShape.of(config)} cannot be shared by {config.nnodes} hosts (nnodes): make it a multiple of that, "
+            "because every host gives as many devices"
+        )
 
 
 def become_one(config: EngineConfig) -> None:

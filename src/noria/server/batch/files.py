@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
@@ -67,6 +68,7 @@ class Output:
         """
         if path.exists() and path.samefile(source.path):
             raise NoriaError(f"{path} is the input; name another file for the results")
+        self._path = path
         try:
             self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         except OSError as error:
@@ -104,12 +106,20 @@ class Output:
         self._file.truncate()
 
     def write(self, line: bytes) -> None:
-        """A whole line. It is in the file, as far as other processes can see, when this returns."""
-        self._file.write(line)
-        self._file.flush()
+        """A whole line. It is in the file, as far as other processes can see, when this returns.
+
+        Raises NoriaError when it cannot be written, as on a full disk.
+        """
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            raise NoriaError(f"{self._path} cannot be written: {error.strerror or error}") from None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        # After an error there may be a part of a line that cannot be written, which has been said then.
+        with contextlib.suppress(OSError) if kind else contextlib.nullcontext():
+            self._file.close()

@@ -27,6 +27,7 @@ from noria.server.errors import ApiError, api_error
 from noria.server.log import show_access_log
 from noria.server.replicas.relay import AnswerHead, RelayedRequest
 from noria.server.replicas.replica import EngineReplica
+from noria.server.replicas.resources import check_room, resources_of, say
 from noria.server.replicas.routing import preferred, routing_key
 from noria.server.requests import read_body
 from noria.server.settings import ServerConfig
@@ -121,7 +122,7 @@ def serve_replicas(engine: EngineConfig, config: ServerConfig, name: str, note: 
         needs = resources_of(engine, ray.cluster_resources())
         check_room(needs, config.replicas, ray.cluster_resources())
         serve.start(http_options=HTTPOptions(host=config.host, port=config.port))
-        note(f"starting {config.replicas} replicas, with {_say(needs)} each")
+        note(f"starting {config.replicas} replicas, with {say(needs)} each")
         try:
             serve.run(_application(engine, config, name, needs), name=_APPLICATION, route_prefix="/")
         except RuntimeError as error:
@@ -154,31 +155,9 @@ def _application(engine: EngineConfig, config: ServerConfig, name: str, needs: M
     return front.bind(replicas, config.max_body_bytes)
 
 
-def resources_of(engine: EngineConfig, cluster: Mapping[str, float]) -> dict[str, float]:
-    """What a replica takes, in Ray's words. device auto: the best kind that the cluster has."""
-    kinds = {"tpu": "TPU", "gpu": "GPU", "cpu": "CPU"}
-    best = next((kind for kind in ("tpu", "gpu") if cluster.get(kinds[kind])), "cpu")
-    kind = best if engine.device == "auto" else engine.device
-    return {"CPU": 1.0} if kind == "cpu" else {kinds[kind]: float(engine.tensor_parallel_size)}
-
-
-def check_room(needs: Mapping[str, float], replicas: int, cluster: Mapping[str, float]) -> None:
-    """Raises ConfigError when the cluster is too small: Ray would wait for it to grow."""
-    for name, count in needs.items():
-        if (there := cluster.get(name, 0)) < replicas * count:
-            raise ConfigError(
-                f"replicas ({replicas}) need {replicas * count:g} {name}, but the Ray cluster has {there:g}; start "
-                "fewer, or join more machines with ray start"
-            )
-
-
 def _actor_options(needs: Mapping[str, float]) -> dict[str, Any]:
     options: dict[str, Any] = {"num_cpus": needs.get("CPU", 0), "num_gpus": needs.get("GPU", 0)}
     return options | {"resources": {name: count for name, count in needs.items() if name not in ("CPU", "GPU")}}
-
-
-def _say(needs: Mapping[str, float]) -> str:
-    return " and ".join(f"{count:g} {name}" for name, count in needs.items())
 
 
 def _reason(text: str) -> str:
