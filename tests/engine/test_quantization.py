@@ -68,7 +68,9 @@ def test_8_bit_activations(answers: Answers):
 
 
 def test_rounding_without_the_native_op_is_refused(compile_cache_dir):
-    with pytest.raises(ConfigError, match="quantize_activations needs the native linear op"):
+    with pytest.raises(
+        ConfigError, match="quantize_activations needs the native linear op, and linear_backend is xla; leave it out"
+    ):
         engine(compile_cache_dir, **ROUNDED, **XLA)
 
 

@@ -38,11 +38,11 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "pool": ({"num_blocks_override": 8}, r"max_model_len \(64\) tokens needs 9 .*raise num_blocks_override"),
     "pool bytes": (
         {"num_blocks_override": None, "kv_cache_memory_bytes": 4096},
-        "lower max_model_len or raise kv_cache_memory_bytes",
+        "raise kv_cache_memory_bytes to",
     ),
     "memory": (
         {"num_blocks_override": None, "memory_utilization": 1e-9},
-        "lower max_model_len or raise memory_utilization",
+        "raise memory_utilization",
     ),
     "pool too large": ({"num_blocks_override": 2**30}, r"num_blocks_override \(1073741824\).*lower it"),
     "model": ({"model": "no-such-model"}, "no model 'no-such-model'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,27 @@ def test_num_blocks_override_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_blocks_override": 64}, r"would have 64 blocks.*\(1024\) tokens needs 65 \(2 MiB\).*num_blocks_override"),
-        ({"kv_cache_memory_bytes": MiB}, r"would have 42 blocks.*lower max_model_len or raise kv_cache_memory_bytes"),
-        ({"available": 6 * MiB}, r"needs 65.*lower max_model_len or raise memory_utilization"),
-        ({"available": 1 * MiB}, r"would have 0 blocks"),
+        (
+            {"num_blocks_override": 64},
+            r"64 blocks.*\(1024\) .* 65 \(2 MiB\); lower max_model_len to 1008 or raise num_blocks_over.* to 65",
+        ),
+        (
+            {"kv_cache_memory_bytes": MiB},
+            r"would have 42 blocks.*lower max_model_len to 656 or raise kv_cache_memory_bytes to 1597440",
+        ),
+        (
+            {"kv_cache_memory_bytes": 1},
+            r"would have 0 blocks.*needs 65 \(2 MiB\); raise kv_cache_memory_bytes to 1597440",
+        ),
+        (
+            {"available": 8 * MiB},
+            r"would have \d+ blocks.*; of 8 MiB weights take 5 MiB, .* max_model_len to \d+, or lower max_num_seqs",
+        ),
+        (
+            {"available": 7 * MiB},
+            r"of 7 MiB weights take 5 MiB, the largest step \d MiB; lower max_num_seqs or max_num_batched_tokens",
+        ),
+        ({"available": 1 * MiB}, r"would have 0 blocks.*; use more devices \(tensor_parallel_size\) or fewer bits"),
         ({"num_blocks_override": 3000}, r"num_blocks_override \(3000\) does not fit, lower it"),
     ],
 )
@@ -129,6 +147,25 @@ def test_a_pool_that_cannot_work_is_refused_with_the_option_to_change(options: d
     with pytest.raises(ConfigError, match=message) as caught:
         plan(**options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"available": 15 * MiB // 2}, {"kv_cache_memory_bytes": MiB}, {"num_blocks_override": 20}]
+)
+@pytest.mark.parametrize("windows", [(None,) * 6, (64, 64, 64, 64, 64, None)])
+def test_who_follows_the_advice_can_start(options: dict, windows: tuple[int | None, ...]) -> None:
+    model = dataclasses.replace(MODEL, windows=windows)
+    with pytest.raises(ConfigError, match="lower max_model_len to") as caught:
+        plan(model=model, **options, max_model_len=4096)
+    [longest] = re.findall(r"lower max_model_len to (\d+)", str(caught.value))
+    plan(model=model, **options, max_model_len=int(longest))
+    with pytest.raises(ConfigError):
+        plan(model=model, **options, max_model_len=int(longest) + 16)
+
+
+def test_more_memory_utilization_is_advised_where_it_helps() -> None:
+    with pytest.raises(ConfigError, match="raise memory_utilization"):
+        plan(5 * MiB, memory_utilization=0.5)
 
 
 def test_the_refusal_comes_before_anything_is_compiled(compile_cache_dir: str) -> None:

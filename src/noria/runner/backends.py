@@ -23,7 +23,14 @@ def choose_ops(config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_d
         quantize_activations=config.quantize_activations,
     )
     if config.quantize_activations and not ops.linear.packed:
-        raise ConfigError("quantize_activations needs the native linear op; leave it out, or see noria env for why")
+        why = (
+            f"it needs a CPU, not {platform}" if platform != "cpu"
+            else f"it runs on one device, not on {config.num_devices}" if config.num_devices > 1
+            else "it does not compute in float16" if dtype == "float16"
+            else f"linear_backend is {config.linear_backend}" if config.linear_backend != "auto"
+            else f"the library is {native.status()}"
+        )  # fmt: skip
+        raise ConfigError(f"quantize_activations needs the native linear op, and {why}; leave it out")
     return ops
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ _MiB = 2**20
 _CPU_CACHE_LIMIT = 1024 * _MiB  # of the cache on a CPU, where memory is the user's too, unless one request needs more
 
 
+def _mib(count: float) -> str:
+    return f"{count / _MiB:,.0f} MiB"
+
+
 @dataclass(frozen=True)
 class MemoryPlan:
     """Bytes on one device."""
@@ -36,11 +41,10 @@ class MemoryPlan:
         return self.block_bytes * self.num_blocks
 
     def __str__(self) -> str:
-        mib = lambda count: f"{count / _MiB:,.0f} MiB"
         return (
-            f"memory: weights {mib(self.weights)}, largest step {mib(self.activations)}, KV cache {mib(self.cache)} "
+            f"memory: weights {_mib(self.weights)}, largest step {_mib(self.activations)}, KV cache {_mib(self.cache)} "
             f"({self.num_blocks:,} blocks, {self.max_concurrency:.1f} requests of max_model_len) "
-            f"of {mib(self.available)}"
+            f"of {_mib(self.available)}"
         )
 
 
@@ -83,23 +87,42 @@ def plan_memory(
     concurrency = config.num_ranks * (num_blocks - 1) / one_request
     plan = MemoryPlan(available, weights, activations, block_bytes, num_blocks, concurrency)
     if num_blocks < smallest:
-        raise ConfigError(_too_small(config, plan, smallest))
+        longest = _longest(config, layout, chunk, num_blocks)
+        raise ConfigError(_too_small(config, plan, smallest, longest, is_memory=num_blocks == room))
     if num_blocks > max(room, 0):
         raise ConfigError(f"num_blocks_override ({num_blocks}) does not fit, lower it: {plan}")
     return plan
 
 
-def _too_small(config: ResolvedConfig, plan: MemoryPlan, smallest: int) -> str:
-    option = (
-        "num_blocks_override" if config.num_blocks_override is not None
-        else "kv_cache_memory_bytes" if config.kv_cache_memory_bytes is not None
-        else "memory_utilization"
-    )  # fmt: skip
-    return (
+def _longest(config: ResolvedConfig, layout: CacheLayout, chunk: int, num_blocks: int) -> int:
+    """The largest max_model_len of which so many blocks hold a request, in steps of a block; 0 for none."""
+    size = config.block_size
+    counts = range(1, -(-config.max_model_len // size))
+    fits = lambda count: blocks_for_request(layout, count * size, size, min(chunk, count * size)) < num_blocks
+    return size * bisect.bisect_left(counts, True, key=lambda count: not fits(count))
+
+
+def _too_small(config: ResolvedConfig, plan: MemoryPlan, smallest: int, longest: int, *, is_memory: bool) -> str:
+    """longest: the max_model_len that would do, if any. is_memory: whether nothing but the memory limits the pool."""
+    needed = smallest * plan.block_bytes
+    lower = f"lower max_model_len to {longest} or " if longest > 1 else ""
+    text = (
         f"the KV cache would have {max(plan.num_blocks, 0)} blocks, but one request of max_model_len "
-        f"({config.max_model_len}) tokens needs {smallest} ({smallest * plan.block_bytes / _MiB:,.0f} MiB); "
-        f"lower max_model_len or raise {option}"
+        f"({config.max_model_len}) tokens needs {smallest} ({_mib(needed)}); "
     )
+    if config.num_blocks_override is not None:
+        return f"{text}{lower}raise num_blocks_override to {smallest}"
+    if not is_memory:
+        return f"{text}{lower}raise kv_cache_memory_bytes to {needed}"
+    text += f"of {_mib(plan.available)} weights take {_mib(plan.weights)}, the largest step {_mib(plan.activations)}; "
+    ways = [f"lower max_model_len to {longest}"] if longest > 1 else []
+    if plan.weights + needed <= plan.available:
+        ways.append("lower max_num_seqs or max_num_batched_tokens")
+    if plan.weights + plan.activations + needed <= plan.available / config.memory_utilization:
+        ways.append("raise memory_utilization")
+    if plan.weights >= plan.available:
+        ways.append("use more devices (tensor_parallel_size) or fewer bits (quantization int8)")
+    return text + (", or ".join(ways) or "lower max_num_seqs and max_model_len, or use more devices")
 
 
 def activation_bytes(config: ResolvedConfig, model: DecoderConfig, dtype_bytes: int) -> int:
