@@ -183,7 +183,16 @@ def test_a_decode_step_reads_little_more_than_it_must() -> None:
     ("options", "topology", "message"),
     [
         ({"tensor_parallel_size": 16}, "v6e:2x4", r"tensor_parallel_size \(16\) exceeds the 8 devices of v6e:2x4"),
-        ({"attention_data_parallel_size": 2}, "v6e:2x4", "attention_data_parallel_size: nothing is planned"),
+        (
+            {"attention_data_parallel_size": 4, "tensor_parallel_size": 4},
+            "v6e:2x4",
+            r"attention_data_parallel_size \(4\) x tensor_parallel_size \(4\) exceeds the 8 devices of v6e:2x4",
+        ),
+        (
+            {"attention_data_parallel_size": 4, "max_num_seqs": 6},
+            "v6e:2x4",
+            r"max_num_seqs \(6\) must be a multiple of .* use 8",
+        ),
         (
             {"data_parallel_size": 2, "tensor_parallel_size": 8},
             "v6e:2x4",
