@@ -46,11 +46,10 @@ def test_llama() -> None:
     assert parts["memory"]["weights"] < whole["memory"]["weights"]
     assert (parts["decode"]["rows"], parts["prefill"]["tokens"]) == (8, 64)
     # Two KV heads: with more devices that only share heads each would be copied.
-    meshes = [
-        (each["tensor_parallel_size"], each["attention_data_parallel_size"]) for each in found["search"]["meshes"]
-    ]
+    tried = found["search"]["meshes"]
+    meshes = [(each["tensor_parallel_size"], each["attention_data_parallel_size"]) for each in tried]
     assert meshes == [(1, 1), (2, 1), (4, 1), (2, 2), (1, 4), (4, 2), (2, 4), (1, 8)]
-    by_mesh = dict(zip(meshes, found["search"]["meshes"]))
+    by_mesh = dict(zip(meshes, tried))
     assert [by_mesh[mesh]["copies"] for mesh in meshes] == [8, 4, 2, 2, 2, 1, 1, 1]
     assert by_mesh[4, 2]["decode"]["seconds"] == pytest.approx(parts["decode"]["seconds"], rel=0.01)
     assert by_mesh[4, 2]["cache_tokens"] == parts["cache_tokens"]
@@ -74,11 +73,10 @@ def test_latent_attention_and_experts() -> None:
 
 def test_what_would_make_it_fit() -> None:
     """Attention is not divided among the parts: that is for more devices in each."""
-    found = planned(
-        "deepseek-v3", parts={"attention_data_parallel_size": 8}, uneven={"attention_data_parallel_size": 3}
-    )
+    uneven = {"attention_data_parallel_size": 3, "max_num_seqs": 6}
+    found = planned("deepseek-v3", parts={"attention_data_parallel_size": 8}, uneven=uneven)
     assert re.fullmatch(
         r"it does not fit v6e:2x4: weights take 17\d\.\d of 28\.1 GiB a device; use tensor_parallel_size 8",
         found["parts"]["refused"],
     )
-    assert "attention_data_parallel_size (3) x tensor_parallel_size (1) devices share" in found["uneven"]["refused"]
+    assert "so 3 must divide the model's number of experts (256)" in found["uneven"]["refused"]
