@@ -1,6 +1,7 @@
-"""Plans and searches with eight CPU devices in the place of the chips, and prints them as JSON.
+"""What a plan is made of, with eight CPU devices in the place of the chips: memory, speeds and the exchanges of the
+smallest forward pass, printed as JSON; and a search.
 
-Its argument is JSON: a model as for noria plan, a topology, options that all have, those of each plan by name, and
+Its argument is JSON: a model as for noria plan, a topology, options that all have, those of each engine by name, and
 whether to search.
 """
 
@@ -16,12 +17,29 @@ import jax
 
 from noria.aot import setup
 from noria.aot.models import load_config
-from noria.aot.plan import make_plan
-from noria.aot.search import expected_bytes, search
+from noria.aot.programs import compile_all
+from noria.aot.search import expected_bytes, expected_programs, search
+from noria.aot.setup import Setup
 from noria.aot.topologies import parse_topology
-from noria.cli.plan import as_json, search_as_json
+from noria.cli.plan import search_as_json, speed_as_json
 from noria.config import EngineConfig
 from noria.errors import ConfigError
+
+
+def figures(made: Setup) -> dict[str, Any]:
+    jobs, ranks = made.runner.jobs(), made.config.num_ranks
+    key = next(key for key in jobs if isinstance(key, tuple) and key[0] == "forward")
+    mesh, layers = made.runner.placement.mesh, made.layers_in_loop
+    (forward,) = compile_all({key: jobs[key]}, num_layers=layers, mesh=mesh, threads=1)
+    estimate = made.estimator(expected_programs(made))
+    return {
+        "memory": dataclasses.asdict(made.memory) | {"cache": made.memory.cache},
+        "rows": made.rows,
+        "forward": dataclasses.asdict(forward),
+        "expected_sent": expected_bytes(made, forward.bucket // ranks),
+        "decode": speed_as_json(estimate.decode(made.rows)),
+        "prefill": speed_as_json(estimate.prefill(made.config.max_num_batched_tokens)),
+    }
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:
@@ -29,17 +47,14 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     config = EngineConfig(model="m", **job["options"])
     found: dict[str, Any] = {}
     with mock.patch.object(setup, "compile_only_devices", lambda asked: jax.devices()[: asked.num_devices]):
-        for name, options in job["plans"].items():
-            each = dataclasses.replace(config, **options)
+        for name, options in job["engines"].items():
             try:
-                made = setup.prepare(each, model, topology)
+                found[name] = figures(setup.prepare(dataclasses.replace(config, **options), model, topology))
             except ConfigError as error:
                 found[name] = {"refused": str(error)}
-                continue
-            sent = {n * made.config.num_ranks: expected_bytes(made, n) for n in made.runner.buckets.tokens}
-            found[name] = as_json(make_plan(each, model, topology)) | {"expected_sent": sent}
         if job["search"]:
-            found["search"] = search_as_json(searched := search(config, model, topology))
+            searched = search(config, model, topology)
+            found["search"] = search_as_json(searched)
             best = searched.config
             found["best"] = [best.tensor_parallel_size, best.attention_data_parallel_size]
     return found

@@ -1,4 +1,4 @@
-"""Plans with attention divided by request, compiled for eight CPU devices in the place of the chips."""
+"""Plans with attention divided by request, on eight CPU devices in the place of the chips."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import pytest
 
 WORKER = Path(__file__).with_name("eight_devices_worker.py")
 MODELS = Path(__file__).parents[1] / "golden" / "models"
-SIZES = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64, "num_blocks_override": 9}
-PARTS = {"attention_data_parallel_size": 2, "tensor_parallel_size": 4}
+SIZES = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64, "num_blocks_override": 17}
 EIGHT_DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
 
-def planned(model: str, search: bool = False, **plans: dict[str, int]) -> dict[str, Any]:
-    job = {"model": model, "topology": "v6e:2x4", "options": SIZES, "plans": plans, "search": search}
+def planned(model: str, search: bool = False, **engines: dict[str, int]) -> dict[str, Any]:
+    job = {"model": model, "topology": "v6e:2x4", "options": SIZES, "engines": engines, "search": search}
     done = subprocess.run(
         [sys.executable, str(WORKER), json.dumps(job)],
         env={**os.environ, **EIGHT_DEVICES},
@@ -33,42 +32,50 @@ def planned(model: str, search: bool = False, **plans: dict[str, int]) -> dict[s
     return json.loads(done.stdout)
 
 
+def check_exchanges(found: dict[str, Any]) -> None:
+    """They are those that a search expects, and the ids of tokens where they are divided."""
+    assert found["forward"]["error"] is None
+    assert found["expected_sent"] <= found["forward"]["sent"] < 1.01 * found["expected_sent"]
+
+
 def test_llama() -> None:
-    found = planned(str(MODELS / "llama"), search=True, parts=PARTS, whole={"tensor_parallel_size": 4})
+    """Of two KV heads, which tensor parallelism over more devices copies."""
+    parts, whole = {"attention_data_parallel_size": 2, "tensor_parallel_size": 4}, {"tensor_parallel_size": 4}
+    found = planned(str(MODELS / "llama"), search=True, parts=parts, whole=whole)
     parts, whole = found["parts"], found["whole"]
-    assert not [each["error"] for each in parts["programs"] if each["error"]]
-    for each in parts["programs"]:
-        if each["name"] == "forward":
-            assert each["sent"] == pytest.approx(parts["expected_sent"][str(each["bucket"])], rel=0.02)
-    # The pool is that of a rank. Requests and tokens are those of both.
-    assert (parts["memory"]["num_blocks"], parts["cache_tokens"]) == (9, 2 * whole["cache_tokens"])
+    check_exchanges(parts)
+    check_exchanges(whole)
+    # The pool is that of a rank; requests and tokens are those of both.
+    assert (parts["memory"]["num_blocks"], whole["memory"]["num_blocks"]) == (17, 17)
     assert parts["memory"]["block_bytes"] == whole["memory"]["block_bytes"]
+    assert parts["memory"]["max_concurrency"] == 2 * whole["memory"]["max_concurrency"]
     assert parts["memory"]["weights"] < whole["memory"]["weights"]
-    assert (parts["decode"]["rows"], parts["prefill"]["tokens"]) == (8, 64)
-    # Two KV heads: with more devices that only share heads each would be copied.
+    assert (whole["rows"], parts["rows"], parts["prefill"]["tokens"]) == (7, 8, 64)
     tried = found["search"]["meshes"]
     meshes = [(each["tensor_parallel_size"], each["attention_data_parallel_size"]) for each in tried]
     assert meshes == [(1, 1), (2, 1), (4, 1), (2, 2), (1, 4), (4, 2), (2, 4), (1, 8)]
     by_mesh = dict(zip(meshes, tried))
-    assert [by_mesh[mesh]["copies"] for mesh in meshes] == [8, 4, 2, 2, 2, 1, 1, 1]
-    assert by_mesh[4, 2]["decode"]["seconds"] == pytest.approx(parts["decode"]["seconds"], rel=0.01)
-    assert by_mesh[4, 2]["cache_tokens"] == parts["cache_tokens"]
-    best = max(meshes, key=lambda mesh: by_mesh[mesh]["tokens_per_s"])
-    assert by_mesh[tuple(found["best"])]["tokens_per_s"] == pytest.approx(by_mesh[best]["tokens_per_s"], rel=0.02)
+    assert [each["copies"] for each in tried] == [8, 4, 2, 2, 2, 1, 1, 1]
+    assert not [each["reason"] for each in tried if each["reason"]]
+    assert by_mesh[4, 2]["decode"] == parts["decode"]
+    assert by_mesh[4, 2]["cache_tokens"] == 2 * by_mesh[4, 1]["cache_tokens"]
+    most = max(each["tokens_per_s"] for each in tried)
+    close = [mesh for mesh, each in by_mesh.items() if each["tokens_per_s"] >= 0.98 * most]
+    assert tuple(found["best"]) == min(close, key=lambda mesh: by_mesh[mesh]["decode"]["seconds"])
 
 
+@pytest.mark.slow
 def test_latent_attention_and_experts() -> None:
-    """Every KV head is one: tensor parallelism alone copies the cache for each device."""
+    """There is one KV head, which every device has that shares heads."""
     copied = {"expert_parallel_size": 2, "tensor_parallel_size": 2}
     parts = {"attention_data_parallel_size": 2, "expert_parallel_size": 2}
     found = planned(str(MODELS / "deepseek-v3"), parts=parts, copied=copied)
     one, other = found["parts"], found["copied"]
-    assert not [each["error"] for each in one["programs"] if each["error"]]
-    assert one["cache_tokens"] == 2 * other["cache_tokens"]
+    check_exchanges(other)
+    # For TPUs XLA gathers the residual stream and its norm, for CPUs one of them, in each of two layers with experts.
+    check_exchanges(one | {"expected_sent": one["expected_sent"] - 2 * one["forward"]["bucket"] * 32 * 4 / 2})
     assert one["memory"]["cache"] == other["memory"]["cache"]
-    for each in one["programs"]:
-        if each["name"] == "forward":
-            assert each["sent"] == pytest.approx(one["expected_sent"][str(each["bucket"])], rel=0.02)
+    assert one["memory"]["max_concurrency"] == 2 * other["memory"]["max_concurrency"]
 
 
 def test_what_would_make_it_fit() -> None:

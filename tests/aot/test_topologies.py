@@ -120,7 +120,16 @@ def test_the_turns_of_a_loop_may_stand_in_its_condition() -> None:
 
 @pytest.mark.parametrize(
     ("groups", "devices"),
-    [("{{0,1,2,3},{4,5,6,7}}", 4), ("[4,2]<=[8]", 2), ("[2,4]<=[4,2]T(1,0)", 4), ("{}", None), ("{{0}}", 1)],
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", 4),
+        ("{{0}}", 1),
+        ("[4,2]<=[8]", 2),
+        ("[2,4]<=[4,2]T(1,0)", 4),
+        ("mesh['axis_0'=2,'axis_1'=1,'axis_2'=4] {'axis_0'}", 2),
+        ("mesh['axis_0'=2,'axis_1'=1,'axis_2'=4] {'axis_0','axis_2'}", 8),
+        ("mesh['axis_0'=2,'axis_1'=8] {'axis_0','axis_1':(2)4}", 8),
+        ("{}", None),
+    ],
 )
 def test_how_many_devices_take_part(groups: str, devices: int | None) -> None:
     text = HLO.replace("replica_groups={{0,1}}", f"replica_groups={groups}")

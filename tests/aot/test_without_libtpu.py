@@ -85,7 +85,8 @@ def test_attention_is_divided_by_request_where_heads_would_be_copied() -> None:
     assert some == [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
     assert (64, 1) not in tried(deepseek, "v6e:8x8", expert_parallel_size=8)
     assert (64, 1) in tried(deepseek, "v6e:8x8")
-    assert tried(llama, "v6e:4x4", attention_data_parallel_size=3) == [(1, 1)]  # it is refused, with the reason
+    assert tried(llama, "v6e:4x4", attention_data_parallel_size=14) == [(14, 1)]
+    assert tried(llama, "v6e:4x4", attention_data_parallel_size=5) == [(5, 1)]  # which is refused, with the reason
 
 
 def test_search_without_a_mesh() -> None:

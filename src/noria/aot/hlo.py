@@ -21,8 +21,11 @@ _COPY = re.compile(
     r"^\s+(?:ROOT )?(?:%?[\w.\-]+ = (.*?) (?:copy|copy-start|transpose)\("
     r"|%?(?:copy|transpose)[\w.\-]* = (.*?) fusion\()"
 )
-# Groups by their members, or as in [2,4]<=[8]: two of four devices.
-_GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\]<=)")
+# Groups by their members, as in [2,4]<=[8] (two of four devices), or along axes: mesh['a'=2,'b'=4] {'b'}, or a part of
+# one, {'b':(1)2}.
+_GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\]<=|mesh\[([^\]]*)\]\s*\{([^}]*)\})")
+_AXIS = re.compile(r"'([^']*)'=(\d+)")
+_ALONG = re.compile(r"'([^']*)'(?::\(\d+\)(\d+))?")
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
@@ -88,7 +91,11 @@ def _walk(bodies: Mapping[str, list[str]], name: str, times: int, seen: frozense
 def _group(collective: str) -> int | None:
     if not (found := _GROUPS.search(collective)):
         return None
-    return int(found[2]) if found[2] else found[1].count(",") + 1
+    members, size, axes, along = found.groups()
+    if axes is None:
+        return int(size) if size else members.count(",") + 1
+    sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
+    return math.prod(int(part) if part else sizes[name] for name, part in _ALONG.findall(along))
 
 
 def _turns(bodies: Mapping[str, list[str]], loop: str) -> int:

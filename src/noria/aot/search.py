@@ -162,15 +162,18 @@ def expected_bytes(setup: Setup, tokens: int) -> float:
 
     In each layer a sum of what attention yields, one of MLP or experts, and one more where tokens share an MLP beside
     the experts, all in float32; and one of embeddings. Where attention is split by request, its sum is over the devices
-    of the rank, and a gather of the residual stream follows; the others are over all devices of a copy of the model.
+    of the rank, and a gather of the residual stream follows, and one of its norm where there are experts; behind the
+    last layer there are two more, the second of the rows to sample from. Other sums are over all devices of a copy.
     """
     c, parts = setup.model.config, setup.config.attention_data_parallel_size
     devices = setup.config.expert_parallel_size * setup.config.tensor_parallel_size
     own, itemsize = tokens * c.hidden_size, jnp.dtype(setup.dtype).itemsize
-    shared = c.num_layers - c.num_dense_layers if c.moe is not None and c.moe.shared_size else 0
+    mixtures = 0 if c.moe is None else c.num_layers - c.num_dense_layers
+    shared = mixtures if c.moe is not None and c.moe.shared_size else 0
     every = [
         Exchange("all-reduce", 4 * own, c.num_layers, devices),
-        Exchange("all-gather", itemsize * own * parts, c.num_layers, parts),
+        Exchange("all-gather", itemsize * own * parts, c.num_layers + mixtures + 1, parts),
+        Exchange("all-gather", itemsize * setup.runner.buckets.num_logit_rows * c.hidden_size * parts, 1, parts),
         Exchange("all-reduce", 4 * own * parts, c.num_layers + shared, devices * parts),
         Exchange("all-reduce", itemsize * own * parts, 1, devices * parts),
     ]
