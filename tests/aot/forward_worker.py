@@ -40,7 +40,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         "cache": setup.memory.cache,
         "cache_shape": spec.data.sharding.shard_shape(spec.data.shape),
         "programs": {each.bucket: dataclasses.asdict(each) for each in programs},
-        "expected_sent": {n: expected_bytes(setup, n) for n in job["buckets"]},
+        "expected_sent": {n: expected_bytes(setup, n // setup.config.num_ranks) for n in job["buckets"]},
     }
 
 

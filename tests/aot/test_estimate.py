@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from jax.sharding import AbstractMesh
 
 from noria.aot.estimate import Estimator
 from noria.aot.models import load_config
@@ -10,8 +11,11 @@ from noria.aot.programs import ProgramFigures
 from noria.aot.topologies import CHIPS
 from noria.batch.buckets import Buckets
 from noria.config import EngineConfig, ModelLimits
+from noria.models.decoder import Decoder
 from noria.models.registry import build_model
 from noria.nn.param import abstract_params
+from noria.parallel.mesh import AXES
+from noria.parallel.rules import on_one_device
 from noria.runner.work import WorkModel
 
 V6E = CHIPS["v6e"].device
@@ -33,6 +37,48 @@ def estimator(sent: float = 0.0, context: int = 1000, most_model_len: int | None
     programs += [ProgramFigures(name="sample", bucket=size, seconds=1.0) for size in buckets.requests]
     work = WorkModel(decoder.config, abstract_params(decoder.declaration(), "bfloat16"), KV_BYTES / 32)
     return Estimator(V6E, resolved, buckets, work, context, programs, 8 if most_model_len else 0)
+
+
+def divided(sent: float = 0.0) -> Estimator:
+    """As estimator, with attention data 2 x tensor 4: each device has two KV heads, and an eighth of the rest."""
+    config = EngineConfig(
+        model="m",
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+        max_model_len=4096,
+        attention_data_parallel_size=2,
+        tensor_parallel_size=4,
+    ).resolve(ModelLimits(131072, 128256), "tpu")
+    buckets = Buckets.of(config)
+    programs = [ProgramFigures(name="forward", bucket=2 * n, seconds=1.0, sent=sent) for n in buckets.tokens]
+    programs += [ProgramFigures(name="sample", bucket=2 * n, seconds=1.0) for n in buckets.requests]
+    one = on_one_device(build_model(load_config("llama-3.1-8b")).config, AbstractMesh((1, 2, 1, 4), AXES))
+    work = WorkModel(one, abstract_params(Decoder(one).declaration(), "bfloat16"), KV_BYTES / 32 / 4, 2)
+    return Estimator(V6E, config, buckets, work, 1000, programs)
+
+
+def test_attention_that_is_divided_by_request() -> None:
+    """Attention is a quarter for half of the requests, everything else an eighth for all of them."""
+    some = divided()
+    decode, prefill = some.decode(64), some.prefill(2048)
+    assert decode is not None
+    assert prefill is not None
+    assert (decode.rows, decode.tokens, prefill.tokens) == (64, 64, 2048)
+    attention = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024)
+    others = PARAMETERS - 2 * TABLE - attention
+    by_hand = (attention * 2 / 4 + (others + TABLE) * 2 / 8 + 32 * 1001 * KV_BYTES / 4) / 1638e9
+    assert decode.seconds == pytest.approx(by_hand, rel=0.02)
+    pairs = 1024 * 1025 / 2  # of the prompt of a rank
+    products = 2 * (attention / 4 * 1024 + others / 8 * 2048) + 4 * 32 * 128 * 32 * pairs / 4
+    assert prefill.seconds == pytest.approx(products / 918e12 + TABLE * 2 / 8 / 1638e9, rel=0.02)
+    forward, sample = some.of_program(some.programs[0]), some.of_program(some.programs[-1])
+    assert forward is not None
+    assert forward.bound == "memory"
+    assert sample is not None
+    assert sample.memory == pytest.approx(TABLE * 2 / 8 / 1638e9)
+    slower = divided(sent=40e6).decode(64)
+    assert slower is not None
+    assert slower.seconds - decode.seconds == pytest.approx(40e6 / 400e9)
 
 
 def test_decode_reads_weights_and_cache() -> None:

@@ -40,11 +40,13 @@ def compiled(model: str, folder: Path, topology: str, buckets: list[int], **opti
     return json.loads(done.stdout)
 
 
-def check_text(told: dict[str, Any], folder: Path, bucket: int) -> None:
-    """No weight is gathered, and whatever has the shape of the cache is the cache: passed on or updated in place."""
+def check_text(told: dict[str, Any], folder: Path, bucket: int, *gathered: str) -> None:
+    """Nothing is gathered but arrays of these shapes, no weights, and whatever has the shape of the cache is the cache:
+    passed on or updated in place."""
     assert told["programs"][str(bucket)]["error"] is None
     text = (folder / f"forward-{bucket}.txt").read_text()
-    assert "all-gather" not in text
+    gathers = re.findall(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) all-gather(?:-start|-done)?\(", text, re.MULTILINE)
+    assert {shape.partition("{")[0] for shape in gathers} == set(gathered)
     assert "all-to-all" not in text
     shape = ",".join(map(str, told["cache_shape"]))
     made = re.findall(rf"^\s+(?:ROOT )?%?([\w.\-]+) = \w+\[{re.escape(shape)}\]\S* ([\w\-]+)\(", text, re.MULTILINE)
@@ -83,3 +85,28 @@ def test_llama_70b_on_eight_chips(tmp_path: Path) -> None:
         sums = [each for each in program["exchanges"] if each["times"] == LAYERS]
         assert sum(each["bytes"] for each in sums) == 2 * tokens * 8192 * 4
     assert math.prod(told["cache_shape"]) * 4 == told["cache"]  # in words of 32 bits
+
+
+def test_llama_70b_with_attention_divided_by_request(tmp_path: Path) -> None:
+    """Each device has two KV heads for half of the requests, and an eighth of everything else."""
+    layout = {"attention_data_parallel_size": 2, "tensor_parallel_size": 4}
+    told = compiled("llama-3.1-70b", tmp_path, "v6e:2x4", [64, 2048], **layout)
+    attention = LAYERS * (2 * 8192 * 8192 + 2 * 8192 * 1024) / 4
+    others = LAYERS * 3 * 8192 * 28672 / 8
+    for tokens in (64, 2048):
+        check_text(told, tmp_path, tokens, f"bf16[{tokens},8192]", "bf16[64,8192]")  # the second to sample from
+        program = told["programs"][str(tokens)]
+        assert program["sent"] == pytest.approx(told["expected_sent"][str(tokens)], rel=0.001)
+        least = 2 * (attention * tokens / 2 + others * tokens)
+        assert least < program["flops"] < 1.1 * least  # beside it is attention between tokens
+
+
+def test_experts_with_attention_divided_by_request(tmp_path: Path) -> None:
+    """Experts lie on the devices along both axes. In each layer the residual stream is gathered, and its norm."""
+    layout = {"attention_data_parallel_size": 2, "expert_parallel_size": 4}
+    told = compiled("qwen3-30b-a3b", tmp_path, "v6e:2x4", [64], **layout)
+    check_text(told, tmp_path, 64, "bf16[64,2048]")
+    program = told["programs"]["64"]
+    assert program["sent"] == pytest.approx(told["expected_sent"]["64"], rel=0.001)
+    gathered = [each for each in program["exchanges"] if each["times"] == LAYERS and each["kind"] == "all-gather"]
+    assert [(each["bytes"], each["devices"]) for each in gathered] == [(64 * 2048 * 2, 2)] * 2

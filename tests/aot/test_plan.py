@@ -78,7 +78,31 @@ def test_a_model_on_four_chips(tiny: str) -> None:
 
 @needs_libtpu
 @pytest.mark.slow
+def test_attention_divided_by_request(tiny: str) -> None:
+    """Two parts of two devices, each of which has a KV head for half of the requests."""
+    sizes = ("--max-num-seqs", "16", "--max-num-batched-tokens", "16", "--max-model-len", "256")
+    plan = run(tiny, "--topology", "v6e:2x2", "--attention-data-parallel-size", "2", *sizes)
+    assert (plan["attention_data_parallel_size"], plan["tensor_parallel_size"]) == (2, 2)
+    assert not [each["error"] for each in plan["programs"] if each["error"]]
+    (forward,) = [each for each in plan["programs"] if each["name"] == "forward"]
+    layers, stream = TINY["num_hidden_layers"], 16 * TINY["hidden_size"]
+    in_layers = [
+        (each["kind"], each["bytes"], each["devices"]) for each in forward["exchanges"] if each["times"] == layers
+    ]
+    # The sum over the heads of a part, the gather of the parts, and the sum behind the MLP over all devices.
+    sums = ("all-reduce", 4 * stream // 2, 2), ("all-reduce", 4 * stream, 4)
+    assert sorted(in_layers) == [("all-gather", 2 * stream, 2), *sums]
+    assert forward["bytes"] < plan["memory"]["cache"] / 1000  # no copy of the cache is made
+    for each in plan["programs"]:
+        if each["name"].startswith("sample"):  # logits stay where they are
+            assert all(one["bytes"] < 16 * TINY["vocab_size"] for one in each["exchanges"])
+    assert plan["memory"]["block_bytes"] == 16 * layers * 2 * 128 * 2
+    assert plan["cache_tokens"] == 2 * (plan["memory"]["num_blocks"] - 1) * 16
+    assert (plan["decode"]["rows"], plan["prefill"]["tokens"]) == (16, 16)
+
+
 @needs_libtpu
+@pytest.mark.slow
 def test_two_shapes(tiny: str) -> None:
     plan = run(tiny, "--topology", "v6e:1x1", *SMALL, "--most-model-len", "64")
     assert [each["error"] for each in plan["programs"]] == [None] * 9
@@ -86,6 +110,7 @@ def test_two_shapes(tiny: str) -> None:
     assert (plan["decode"]["context"], plan["decode"]["rows"]) == (32, 8)
 
 
+@needs_libtpu
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["v6e:1x1", "v5e:4x4", "v5p:2x2x1", "tpu7x:2x2x1", "v6e:8x8"])
 def test_every_kind_of_chip(tiny: str, topology: str) -> None:
@@ -118,7 +143,8 @@ def test_search(tiny: str) -> None:
     sizes = ("--max-num-seqs", "8", "--max-num-batched-tokens", "300", "--max-model-len", "256")
     plan = run(tiny, "--topology", "v6e:2x2", "--search", *sizes)
     meshes = plan["search"]["meshes"]
-    assert [(each["tensor_parallel_size"], each["copies"]) for each in meshes] == [(1, 4), (2, 2), (4, 1)]
+    sizes_of = lambda each: (each["tensor_parallel_size"], each["attention_data_parallel_size"], each["copies"])
+    assert list(map(sizes_of, meshes)) == [(1, 1, 4), (2, 1, 2), (4, 1, 1), (2, 2, 1), (1, 4, 1)]
     best = max(meshes, key=lambda each: each["tokens_per_s"])
     assert plan["tensor_parallel_size"] == best["tensor_parallel_size"] == 1  # so small that sharing does not pay
     assert {each["token_bucket_gap"] for each in plan["search"]["buckets"]} == {0, 128, 256}
@@ -127,9 +153,12 @@ def test_search(tiny: str) -> None:
 
 @needs_libtpu
 @pytest.mark.slow
-def test_compiling_into_a_folder(tiny: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "mesh", [("--tensor-parallel-size", "4"), ("--tensor-parallel-size", "2", "--attention-data-parallel-size", "2")]
+)
+def test_compiling_into_a_folder(tiny: str, tmp_path: Path, mesh: tuple[str, ...]) -> None:
     out = tmp_path / "programs"
-    args = (tiny, "--topology", "v6e:2x2", "--out", str(out), "--tensor-parallel-size", "4", *SMALL)
+    args = (tiny, "--topology", "v6e:2x2", "--out", str(out), *mesh, *SMALL)
     done = subprocess.run(
         [sys.executable, "-m", "noria", "compile", *args], capture_output=True, text=True, check=False, timeout=900
     )
@@ -183,7 +212,16 @@ def test_a_decode_step_reads_little_more_than_it_must() -> None:
     ("options", "topology", "message"),
     [
         ({"tensor_parallel_size": 16}, "v6e:2x4", r"tensor_parallel_size \(16\) exceeds the 8 devices of v6e:2x4"),
-        ({"attention_data_parallel_size": 2}, "v6e:2x4", "attention_data_parallel_size: nothing is planned"),
+        (
+            {"attention_data_parallel_size": 4, "tensor_parallel_size": 4},
+            "v6e:2x4",
+            r"attention_data_parallel_size \(4\) x tensor_parallel_size \(4\) exceeds the 8 devices of v6e:2x4",
+        ),
+        (
+            {"attention_data_parallel_size": 4, "max_num_seqs": 6},
+            "v6e:2x4",
+            r"max_num_seqs \(6\) must be a multiple of .* use 8",
+        ),
         (
             {"data_parallel_size": 2, "tensor_parallel_size": 8},
             "v6e:2x4",

@@ -109,7 +109,7 @@ backend_config={"known_trip_count":{"n":"32"}}
 
 def test_exchanges_are_counted_as_often_as_their_loops_turn() -> None:
     assert exchanges(HLO) == [
-        Exchange("all-reduce", 16 * 128 * 4, 32),
+        Exchange("all-reduce", 16 * 128 * 4, 32, 2),
         Exchange("all-gather", 16 * 128 * 2, 32),
         Exchange("all-gather", 16 * 4 + 16 * 4, 1),
     ]
@@ -124,11 +124,32 @@ def test_the_turns_of_a_loop_may_stand_in_its_condition() -> None:
     assert [each.times for each in exchanges(silent.replace("  ROOT %less", limit))] == [7, 7, 1]
 
 
+@pytest.mark.parametrize(
+    ("groups", "devices"),
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", 4),
+        ("{{0}}", 1),
+        ("[4,2]<=[8]", 2),
+        ("[2,4]<=[4,2]T(1,0)", 4),
+        ("mesh['axis_0'=2,'axis_1'=1,'axis_2'=4] {'axis_0'}", 2),
+        ("mesh['axis_0'=2,'axis_1'=1,'axis_2'=4] {'axis_0','axis_2'}", 8),
+        ("mesh['axis_0'=2,'axis_1'=8] {'axis_0','axis_1':(2)4}", 8),
+        ("{}", None),
+    ],
+)
+def test_how_many_devices_take_part(groups: str, devices: int | None) -> None:
+    text = HLO.replace("replica_groups={{0,1}}", f"replica_groups={groups}")
+    assert [each.devices for each in exchanges(text)] == [devices, None, None]
+
+
 def test_bytes_sent_by_rings() -> None:
     assert bytes_sent([Exchange("all-reduce", 800, 2)], 4) == 2 * 2 * 800 * 3 / 4
     assert bytes_sent([Exchange("all-gather", 800, 1)], 4) == 600
     assert bytes_sent([Exchange("reduce-scatter", 200, 1)], 4) == 600
     assert bytes_sent([], 1) == 0
+    # Those of a part of the devices.
+    assert bytes_sent([Exchange("all-reduce", 800, 2, 2), Exchange("all-gather", 800, 1)], 4) == 2 * 2 * 400 + 600
+    assert bytes_sent([Exchange("reduce-scatter", 200, 1, 2)], 4) == 200
 
 
 def test_the_slower_of_arithmetic_and_memory_counts() -> None:

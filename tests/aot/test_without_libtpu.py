@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from noria.aot import setup
 from noria.aot.compile import compile_into
 from noria.aot.models import load_config
 from noria.aot.programs import compile_all
-from noria.aot.search import search
+from noria.aot.search import layouts, search
 from noria.aot.setup import compile_threads, copies_in_slice, prepare, sizes_for
 from noria.aot.topologies import Topology, parse_topology
 from noria.config import EngineConfig
@@ -56,12 +57,36 @@ def test_search_names_why_a_mesh_cannot_be_had() -> None:
     assert alone.tokens_per_s == pytest.approx(4 * alone.decode.rows / alone.decode.seconds)
     assert others
     for each in others:
+        ranks = each.attention_data_parallel_size
+        reason = "a mesh of data 1 x" if ranks <= 2 else r"max_num_seqs \(2\) must be a multiple"
         assert each.decode is None
-        assert "a mesh of data 1 x model" in (each.reason or "")
+        assert re.search(reason, each.reason or "")
     assert [each.token_bucket_gap for each in found.buckets] == [0, 128, 256]
     assert min(each.waste for each in found.buckets) >= 0
     assert found.config.tensor_parallel_size == 1
     assert found.config.token_bucket_gap in (0, 128, 256)
+
+
+def sizes(layouts: list[EngineConfig]) -> list[tuple[int, int]]:
+    return [(each.attention_data_parallel_size, each.tensor_parallel_size) for each in layouts]
+
+
+def test_attention_is_divided_by_request_where_heads_would_be_copied() -> None:
+    llama, deepseek, config = load_config("llama-3.1-70b"), load_config("deepseek-v3"), EngineConfig(model="m")
+    tried = lambda model, text, **options: sizes(
+        layouts(dataclasses.replace(config, **options), model, parse_topology(text))
+    )
+    alone = [(1, 1), (1, 2), (1, 4), (1, 8)]
+    assert tried(llama, "v6e:2x4") == alone  # each of the eight KV heads is on one device
+    assert tried(llama, "v6e:4x4") == [*alone, (1, 16), (2, 8), (4, 4), (8, 2), (16, 1)]
+    assert tried(llama, "v6e:2x4", attention_data_parallel_size=2) == [(2, 1), (2, 2), (2, 4)]
+    # There is one latent vector, and experts are for devices along both axes.
+    some = tried(deepseek, "v6e:8x8", expert_parallel_size=8)
+    assert some == [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
+    assert (64, 1) not in tried(deepseek, "v6e:8x8", expert_parallel_size=8)
+    assert (64, 1) in tried(deepseek, "v6e:8x8")
+    assert tried(llama, "v6e:4x4", attention_data_parallel_size=14) == [(14, 1)]
+    assert tried(llama, "v6e:4x4", attention_data_parallel_size=5) == [(5, 1)]  # which is refused, with the reason
 
 
 def test_search_without_a_mesh() -> None:

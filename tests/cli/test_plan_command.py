@@ -36,7 +36,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
             bytes=4e6,
             arguments=7_000_000,
             temporary=5_000_000,
-            exchanges=(Exchange("all-reduce", 1000, 32),),
+            exchanges=(Exchange("all-reduce", 1000, 32, 4),),
             sent=6e6,
         )
         bad = ProgramFigures(name="sample", bucket=8, seconds=1.0, error="Ran out of memory in [hbm]")
@@ -79,23 +79,53 @@ def test_what_a_search_found(noria: Noria, made_up: list[EngineConfig], monkeypa
         slow, fast = Speed(8, 100, 8, 0.01), Speed(16, 100, 16, 0.005)
         two = search.MeshChoice(tensor_parallel_size=2, copies=4, cache_tokens=3000, decode=slow, prefill=slow)
         four = search.MeshChoice(tensor_parallel_size=4, copies=2, cache_tokens=7000, decode=fast, prefill=fast)
+        parts = dataclasses.replace(two, tensor_parallel_size=4, attention_data_parallel_size=2, copies=1)
+        uneven = dataclasses.replace(no, attention_data_parallel_size=8, copies=1, reason="use 8")
         gap = search.BucketChoice(token_bucket_gap=256, programs=18, waste=0.034)
         best = dataclasses.replace(config, tensor_parallel_size=4, token_bucket_gap=256)
-        return search.Search(meshes=(no, two, four), buckets=(gap,), config=best)
+        return search.Search(meshes=(no, two, four, parts, uneven), buckets=(gap,), config=best)
 
     monkeypatch.setattr(search, "search", found)
     args = ("plan", "llama-3.1-8b", "--topology", "v6e:2x4", "--search")
     out = noria(*args).out
     lines = [line.split() for line in out.splitlines()]
-    assert ["2", "4", "3,000", "8", "10.00", "3,200", "3,200"] in lines
-    assert ["*", "4", "2", "7,000", "16", "5.00", "6,400", "6,400"] in lines
+    assert ["2", "1", "4", "3,000", "8", "10.00", "3,200", "3,200"] in lines
+    assert ["*", "4", "1", "2", "7,000", "16", "5.00", "6,400", "6,400"] in lines
+    assert ["4", "2", "1", "3,000", "8", "10.00", "800", "800"] in lines
     assert "tensor parallel 1: it does not fit" in out
+    assert "tensor parallel 1, attention data 8: use 8" in out
     assert "* token_bucket_gap 256: 18 programs, padding takes 3.4% more time" in out
     assert "recommended: --tensor-parallel-size 4 --token-bucket-gap 256" in out
     assert (made_up[0].tensor_parallel_size, made_up[0].token_bucket_gap) == (4, 256)
     told = json.loads(noria(*args, "--json").out)["search"]
-    assert [each["tokens_per_s"] for each in told["meshes"]] == [0, 3200, 6400]
+    assert [each["tokens_per_s"] for each in told["meshes"]] == [0, 3200, 6400, 800, 0]
     assert told["buckets"] == [{"token_bucket_gap": 256, "programs": 18, "waste": 0.034}]
+
+
+def test_attention_divided_by_request(noria: Noria, made_up: list[EngineConfig]) -> None:
+    """Without a tensor_parallel_size as many devices as are left share each part."""
+    args = ("plan", "llama-3.1-8b", "--topology", "v6e:2x4", "--attention-data-parallel-size", "2")
+    assert noria(*args).out.startswith("llama-3.1-8b on v6e:2x4: 8 of 8 devices, attention in 2 parts by request, bf")
+    told = json.loads(noria(*args, "--json").out)
+    assert (told["attention_data_parallel_size"], told["tensor_parallel_size"]) == (2, 4)
+    assert made_up[0].num_devices == 8
+
+
+def test_a_search_that_recommends_attention_divided_by_request(
+    noria: Noria, made_up: list[EngineConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(config: EngineConfig, *_: Any, **__: Any) -> search.Search:
+        speed = Speed(8, 100, 8, 0.01)
+        parts = search.MeshChoice(
+            tensor_parallel_size=2, attention_data_parallel_size=4, copies=1, decode=speed, prefill=speed
+        )
+        best = dataclasses.replace(config, tensor_parallel_size=2, attention_data_parallel_size=4)
+        return search.Search(meshes=(parts,), buckets=(), config=best)
+
+    monkeypatch.setattr(search, "search", found)
+    out = noria("plan", "llama-3.1-8b", "--topology", "v6e:2x4", "--search").out
+    assert "recommended: --tensor-parallel-size 2 --attention-data-parallel-size 4 --token-bucket-gap 0" in out
+    assert made_up[0].num_devices == 8
 
 
 def test_json(noria: Noria, made_up: list[EngineConfig]) -> None:
@@ -103,7 +133,7 @@ def test_json(noria: Noria, made_up: list[EngineConfig]) -> None:
     assert (told["topology"], told["devices"], told["tensor_parallel_size"]) == ("tpu7x:2x2x1", 8, 4)
     assert told["memory"]["cache"] == 20_001 * 10**6
     assert told["programs"][0]["roofline"]["seconds"] == pytest.approx(0.0025)
-    assert told["programs"][0]["exchanges"] == [{"kind": "all-reduce", "bytes": 1000, "times": 32}]
+    assert told["programs"][0]["exchanges"] == [{"kind": "all-reduce", "bytes": 1000, "times": 32, "devices": 4}]
     assert told["decode"]["tokens_per_s"] == pytest.approx(6400)
     assert told["prefill"] is None
     noria("plan", "qwen2.5-7b", "--topology", "v6e:1x1", "--tensor-parallel-size", "1")

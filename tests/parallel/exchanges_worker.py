@@ -5,7 +5,6 @@ Its argument is JSON: a model folder, and options of each engine by name. Nothin
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -49,7 +48,10 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     for name, options in job["engines"].items():
         jobs = runner_of(model_config, options).jobs()
         texts = {key[0]: jobs[key]().compile().as_text() for key in (("forward", 16), ("sample", 8))}
-        found[name] = {kind: [dataclasses.astuple(each) for each in exchanges(text)] for kind, text in texts.items()}
+        found[name] = {
+            program: [(each.kind, each.bytes, each.times) for each in exchanges(text)]
+            for program, text in texts.items()
+        }
     return found
 
 

@@ -68,6 +68,16 @@ def test_experts_are_read_and_computed_where_they_are_chosen() -> None:
     assert found.bytes_read - shared.bytes_read == 4 * 3 * 2 * expert * 3 / 4
 
 
+def test_attention_that_is_divided_by_request() -> None:
+    """Of all that is not attention each of the ranks has its part in the work for all requests."""
+    config = llama(CONFIG)
+    weights = abstract_params(Decoder(config).declaration(), "float32")
+    found = WorkModel(config, weights, TOKEN_BYTES, attention_ranks=2).forward([(10, 1), (0, 4)])
+    attention = 3 * (8 * 24 + 2 * 8 * 12 + 24 * 8)
+    assert found.bytes_read == 4 * (MATRICES + NORMS) + 3 * TOKEN_BYTES * (11 + 4) / 2
+    assert found.flops == 2 * ((MATRICES - attention) * 5 + attention * 2.5) + 4 * 4 * 6 * 3 * (11 + 1 + 2 + 3 + 4) / 2
+
+
 def test_windows_limit_what_is_read() -> None:
     found = model((None, 4, 4)).forward([(10, 1)])
     assert found.bytes_read == 4 * (MATRICES + NORMS) + TOKEN_BYTES * (11 + 4 + 4)

@@ -30,7 +30,7 @@ class Speed:
 @dataclass(frozen=True, slots=True)
 class Estimator:
     """work: of one device. context: tokens in the cache of each request that decodes. Requests are shared evenly by
-    the ranks, which all do the same."""
+    the ranks, which all do the same; what is not attention a device does for all ranks of its copy of the model."""
 
     device: Device
     config: ResolvedConfig
@@ -53,7 +53,7 @@ class Estimator:
         if program.error is not None:
             return None
         if program.name in ("sample", "sample shaped"):
-            return self._roofline(program, self.work.sample(bucket))
+            return self._roofline(program, self._sample(bucket))
         if program.name == "forward":
             rows, longest, context = self.buckets.requests[-1], self._usual, min(self.context, self._usual - 1)
         elif program.name == "forward long":
@@ -83,13 +83,13 @@ class Estimator:
         return self._speed(1, 0, own, [("forward", own, self._prompts(own, self._usual))])
 
     def of_prompts(self, tokens: int, sent: float) -> Roofline:
-        """Of a forward pass that computes so many tokens of prompts and sends so many bytes."""
+        """Of a forward pass in which each rank computes so many tokens of prompts, and a device sends so many bytes."""
         return roofline(self.device, self._prompts(tokens, self._usual), sent)
 
     def _speed(self, rows: int, context: int, tokens: int, passes: Sequence[tuple[str, int, Work]]) -> Speed | None:
         """rows, tokens: of a rank. passes: program, tokens and work of each forward pass of the step."""
         works = [(self._find(name, pick(self.buckets.tokens, count)), work) for name, count, work in passes]
-        works.append((self._find("sample", pick(self.buckets.requests, rows)), self.work.sample(rows)))
+        works.append((self._find("sample", pick(self.buckets.requests, rows)), self._sample(rows)))
         if any(program.error is not None for program, _ in works):
             return None
         seconds = sum(self._roofline(program, work).seconds for program, work in works)
@@ -99,12 +99,21 @@ class Estimator:
         """bucket: of a rank."""
         return next(each for each in self.programs if (each.name, each.bucket) == (name, self.ranks * bucket))
 
+    @property
+    def _in_copy(self) -> int:
+        """Ranks of a copy of the model."""
+        return self.config.attention_data_parallel_size
+
     def _decode(self, rows: int, context: int) -> Work:
-        return self.work.forward([(context, 1)] * rows)
+        """rows: of a rank, as everything below."""
+        return self.work.forward([(context, 1)] * rows * self._in_copy)
 
     def _prompts(self, tokens: int, longest: int) -> Work:
         full, rest = divmod(tokens, longest)
-        return self.work.forward([(0, longest)] * full + [(0, rest)] * (rest > 0))
+        return self.work.forward(([(0, longest)] * full + [(0, rest)] * (rest > 0)) * self._in_copy)
+
+    def _sample(self, rows: int) -> Work:
+        return self.work.sample(rows * self._in_copy)
 
     def _roofline(self, program: ProgramFigures, work: Work) -> Roofline:
         return roofline(self.device, work, program.sent)

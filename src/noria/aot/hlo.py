@@ -21,16 +21,23 @@ _COPY = re.compile(
     r"^\s+(?:ROOT )?(?:%?[\w.\-]+ = (.*?) (?:copy|copy-start|transpose)\("
     r"|%?(?:copy|transpose)[\w.\-]* = (.*?) fusion\()"
 )
+# Groups by their members, as in [2,4]<=[8] (two of four devices), or along axes: mesh['a'=2,'b'=4] {'b'}, or a part of
+# one, {'b':(1)2}.
+_GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\]<=|mesh\[([^\]]*)\]\s*\{([^}]*)\})")
+_AXIS = re.compile(r"'([^']*)'=(\d+)")
+_ALONG = re.compile(r"'([^']*)'(?::\(\d+\)(\d+))?")
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One collective. bytes: of its result on one device. times: how often it runs in the program."""
+    """One collective. bytes: of its result on one device. times: how often it runs in the program. devices: that take
+    part together; None where the text does not say it."""
 
     kind: str
     bytes: int
     times: int
+    devices: int | None = None
 
 
 def exchanges(text: str) -> list[Exchange]:
@@ -73,12 +80,22 @@ def _walk(bodies: Mapping[str, list[str]], name: str, times: int, seen: frozense
             continue
         kind = found[2].removesuffix("-start")
         if kind in COLLECTIVES:
-            yield Exchange(kind, _num_bytes(found[1], is_started=found[2] != kind), times)
+            yield Exchange(kind, _num_bytes(found[1], is_started=found[2] != kind), times, _group(line))
             continue
         turns = _turns(bodies, line) if kind == "while" else 1
         for called in _CALLED.findall(line):
             for each in called.replace("%", "").split(", "):
                 yield from _walk(bodies, each, times * turns, seen | {name})
+
+
+def _group(collective: str) -> int | None:
+    if not (found := _GROUPS.search(collective)):
+        return None
+    members, size, axes, along = found.groups()
+    if axes is None:
+        return int(size) if size else members.count(",") + 1
+    sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
+    return math.prod(int(part) if part else sizes[name] for name, part in _ALONG.findall(along))
 
 
 def _turns(bodies: Mapping[str, list[str]], loop: str) -> int:

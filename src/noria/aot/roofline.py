@@ -39,15 +39,16 @@ def roofline(device: Device, work: Work, exchanged: float = 0.0) -> Roofline:
 
 
 def bytes_sent(exchanges: Iterable[Exchange], num_devices: int) -> float:
-    """Bytes that leave each of num_devices devices, when rings are used: an all-reduce sends everything twice, but for
-    the device's own part, a gather or scatter once."""
-    share = (num_devices - 1) / num_devices
+    """Bytes that leave each device, when rings are used: an all-reduce sends everything twice, but for the device's own
+    part, a gather or scatter once. num_devices: that take part where an exchange does not say how many do."""
     total = 0.0
     for each in exchanges:
+        devices = each.devices or num_devices
+        share = (devices - 1) / devices
         if each.kind == "all-reduce":
             total += 2 * share * each.bytes * each.times
         elif each.kind == "reduce-scatter":  # its result is a part of what is sent
-            total += (num_devices - 1) * each.bytes * each.times
+            total += (devices - 1) * each.bytes * each.times
         elif each.kind == "collective-permute":
             total += each.bytes * each.times
         else:

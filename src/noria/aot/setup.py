@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -49,9 +50,10 @@ class Setup:
 
     @property
     def rows(self) -> int:
-        """Requests of `context` tokens that decode together, as far as the cache allows."""
-        fitting = int(self.memory.max_concurrency * self.config.max_model_len) // (self.context + 1)
-        return max(1, min(self.config.max_num_seqs, fitting))
+        """Requests of `context` tokens that decode together, as far as the cache allows; as many on each rank."""
+        ranks = self.config.num_ranks
+        fitting = int(self.memory.max_concurrency / ranks * self.config.max_model_len) // (self.context + 1)
+        return ranks * max(1, min(self.config.max_num_seqs // ranks, fitting))
 
     @property
     def layers_in_loop(self) -> int | None:
@@ -105,11 +107,6 @@ def prepare(
             f"speculative_config: nothing is planned or compiled for the method {speculation.method} beforehand; leave "
             "it out, or choose ngram"
         )
-    if resolved.attention_data_parallel_size > 1:
-        raise ConfigError(
-            "attention_data_parallel_size: nothing is planned or compiled for it beforehand; leave it out, or use "
-            "data_parallel_size"
-        )
     dtype = choose_dtype(config, model_config)
     mesh = make_mesh(MeshShape.of(resolved), _choose_devices(resolved, topology), resolved.device_order)
     runner = ModelRunner(resolved, model, dtype, mesh, num_valid_tokens or model.config.vocab_size)
@@ -156,12 +153,9 @@ def sizes_for(model_config: Mapping[str, Any], topology: Topology, config: Engin
 
     Raises WeightsError when the model is not supported, and ConfigError like copies_in_slice.
     """
-    experts = config.expert_parallel_size
-    model, most = (
-        build_model(model_config).config,
-        topology.num_devices // (experts * copies_in_slice(config, topology)),
-    )
-    return tuple(size for size in possible_sizes(model, experts) if size <= most)
+    model, others = build_model(model_config).config, (config.expert_parallel_size, config.attention_data_parallel_size)
+    most = topology.num_devices // (math.prod(others) * copies_in_slice(config, topology))
+    return tuple(size for size in possible_sizes(model, *others) if size <= most)
 
 
 def _choose_devices(config: ResolvedConfig, topology: Topology) -> list[Any]:
@@ -197,7 +191,8 @@ def _fit(runner: ModelRunner, topology: Topology, model: Decoder, dtype: str) ->
     try:
         return runner.profile_run(available)
     except ConfigError as error:
-        sizes = (runner.config.expert_parallel_size, runner.config.tensor_parallel_size)
+        c = runner.config
+        sizes = (c.attention_data_parallel_size, c.expert_parallel_size, c.tensor_parallel_size)
         weights = _weight_bytes(model.config, sizes, runner.config.quantization, dtype)
         other = f"{error}; or use" if weights < available else "use"  # a shorter max_model_len would not help
         raise ConfigError(
@@ -209,20 +204,21 @@ def _fit(runner: ModelRunner, topology: Topology, model: Decoder, dtype: str) ->
 def _remedy(runner: ModelRunner, model: DecoderConfig, dtype: str, available: int) -> str:
     """What would make it fit: 8-bit weights on as many devices, or more devices."""
     config, size, experts = runner.config, runner.config.tensor_parallel_size, runner.config.expert_parallel_size
-    larger = [more for more in possible_sizes(model, experts) if more > size]
+    parts = config.attention_data_parallel_size
+    larger = [more for more in possible_sizes(model, experts, parts) if more > size]
     choices = [(experts, size, "int8"), *((experts, more, config.quantization) for more in larger)]
     if model.moe is not None:
-        apart = [more for more in range(experts + 1, model.moe.experts + 1) if model.moe.experts % more == 0]
-        choices += [(more, size, config.quantization) for more in apart if size in possible_sizes(model, more)]
+        apart = [more for more in range(experts + 1, model.moe.experts + 1) if model.moe.experts % (more * parts) == 0]
+        choices += [(more, size, config.quantization) for more in apart if size in possible_sizes(model, more, parts)]
     for *devices, quantization in choices:
-        one = _on_one(model, devices)
+        sizes = (parts, *devices)
         try:
             plan_memory(
                 config,
-                one,
+                _on_one(model, sizes),
                 runner.layout,
                 available=available,
-                weights=_weight_bytes(model, devices, quantization, dtype),
+                weights=_weight_bytes(model, sizes, quantization, dtype),
                 activation_dtype_bytes=jnp.dtype(dtype).itemsize,
                 cache_dtype=runner.cache_dtype,
                 on_cpu=False,
@@ -236,8 +232,8 @@ def _remedy(runner: ModelRunner, model: DecoderConfig, dtype: str, available: in
 
 
 def _on_one(model: DecoderConfig, sizes: Sequence[int]) -> DecoderConfig:
-    """What one device has of a model. sizes: of the expert and the model axis."""
-    mesh = AbstractMesh((1, 1, *sizes), AXES)
+    """What one device has of a model. sizes: of the axes of a copy."""
+    mesh = AbstractMesh((1, *sizes), AXES)
     return on_one_device(with_kv_copies(model, mesh), mesh)
 
 

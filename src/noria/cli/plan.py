@@ -115,6 +115,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "slices": plan.topology.num_slices,
         "devices": plan.topology.num_devices,
         "data_parallel_size": plan.config.data_parallel_size,
+        "attention_data_parallel_size": plan.config.attention_data_parallel_size,
         "tensor_parallel_size": plan.tensor_parallel_size,
         "token_bucket_gap": plan.config.token_bucket_gap,
         "expert_parallel_size": plan.config.expert_parallel_size,

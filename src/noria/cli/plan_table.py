@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from noria.aot.plan import Plan
-from noria.aot.search import Search
+from noria.aot.search import MeshChoice, Search
+from noria.config import EngineConfig
 
 _GB = 1e9
 
@@ -14,7 +15,9 @@ _GB = 1e9
 def show(model: str, plan: Plan) -> None:
     console = _console()
     used, there = plan.config.num_devices, plan.topology.num_slices * plan.topology.num_devices
-    ranks = f", {plan.config.num_ranks} copies of the model" if plan.config.num_ranks > 1 else ""
+    copies, parts = plan.config.data_parallel_size, plan.config.attention_data_parallel_size
+    ranks = f", {copies} copies of the model" if copies > 1 else ""
+    ranks += f", attention in {parts} parts by request" if parts > 1 else ""
     console.print(f"{model} on {plan.topology.title}: {used} of {there} devices{ranks}, {plan.dtype}")
     _show_programs(console, plan)
     memory = plan.memory
@@ -68,15 +71,16 @@ def show_search(found: Search) -> None:
     console = _console()
     best = found.config
     table = Table(box=None, pad_edge=False)
-    for title in ("", "tensor parallel", "copies", "cache tokens", "requests", "ms a step", "decode/s", "prefill/s"):
+    sizes = ("tensor parallel", "attention data")
+    for title in ("", *sizes, "copies", "cache tokens", "requests", "ms a step", "decode/s", "prefill/s"):
         table.add_column(title, justify="right", no_wrap=True)
     for each in found.meshes:
-        star = "*" if each.tensor_parallel_size == best.tensor_parallel_size else ""
+        is_best = _sizes(each) == _sizes(best)
         if each.decode is None or each.prefill is None:
             continue
         table.add_row(
-            star,
-            str(each.tensor_parallel_size),
+            "*" if is_best else "",
+            *map(str, _sizes(each)),
             str(each.copies),
             f"{each.cache_tokens:,}",
             str(each.decode.rows),
@@ -87,16 +91,22 @@ def show_search(found: Search) -> None:
     console.print(table)
     for each in found.meshes:
         if each.reason is not None:
-            console.print(f"tensor parallel {each.tensor_parallel_size}: {each.reason}", markup=False)
+            tensor, parts = _sizes(each)
+            mesh = f"tensor parallel {tensor}" + f", attention data {parts}" * (parts > 1)
+            console.print(f"{mesh}: {each.reason}", markup=False)
     for each in found.buckets:
         star = "*" if each.token_bucket_gap == best.token_bucket_gap else " "
         console.print(
             f"{star} token_bucket_gap {each.token_bucket_gap}: {each.programs} programs, padding takes "
             f"{100 * each.waste:.1f}% more time"
         )
-    console.print(
-        f"recommended: --tensor-parallel-size {best.tensor_parallel_size} --token-bucket-gap {best.token_bucket_gap}"
-    )
+    tensor, parts = _sizes(best)
+    mesh = f"--tensor-parallel-size {tensor}" + f" --attention-data-parallel-size {parts}" * (parts > 1)
+    console.print(f"recommended: {mesh} --token-bucket-gap {best.token_bucket_gap}")
+
+
+def _sizes(layout: MeshChoice | EngineConfig) -> tuple[int, int]:
+    return layout.tensor_parallel_size, layout.attention_data_parallel_size
 
 
 def _console() -> Console:

@@ -130,18 +130,23 @@ def _check_attention_data(config: DecoderConfig, tensor: int, expert: int, atten
             )
 
 
-def possible_sizes(config: DecoderConfig, expert_parallel_size: int = 1) -> tuple[int, ...]:
+def possible_sizes(
+    config: DecoderConfig, expert_parallel_size: int = 1, attention_data_parallel_size: int = 1
+) -> tuple[int, ...]:
     """Of tensor_parallel_size, ascending."""
-    return tuple(size for size in range(1, config.num_heads + 1) if _divides(config, size, expert_parallel_size))
+    if config.moe is not None and config.moe.experts % (expert_parallel_size * attention_data_parallel_size):
+        return ()
+    others = expert_parallel_size, attention_data_parallel_size
+    return tuple(size for size in range(1, config.num_heads + 1) if _divides(config, size, *others))
 
 
-def _divides(config: DecoderConfig, size: int, expert_parallel_size: int) -> bool:
+def _divides(config: DecoderConfig, size: int, expert_parallel_size: int, attention_data: int) -> bool:
     kv, devices = config.num_kv_heads, size * expert_parallel_size
     if config.num_heads % devices or (kv % devices and devices % kv):
         return False
-    if config.num_dense_layers and config.intermediate_size % devices:
+    if config.num_dense_layers and config.intermediate_size % (attention_data * devices):
         return False
-    return config.moe is None or not (config.moe.size % size or config.moe.shared_size % devices)
+    return config.moe is None or not (config.moe.size % size or config.moe.shared_size % (attention_data * devices))
 
 
 def kv_copies(config: DecoderConfig, mesh: AnyMesh) -> int:

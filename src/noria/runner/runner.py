@@ -361,7 +361,7 @@ class ModelRunner:
         sizes = (self.config.block_size, c.num_kv_heads, c.head_dim)
         block = KVCache.bytes_per_block(*sizes, self.cache_dtype, c.cache_planes)
         weights = self.placement.shapes_on_one(self._weights)
-        return WorkModel(c, weights, block / self.config.block_size)
+        return WorkModel(c, weights, block / self.config.block_size, self.config.attention_data_parallel_size)
 
     def close(self) -> None:
         """Gives the device's memory back."""

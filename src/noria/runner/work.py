@@ -35,17 +35,21 @@ class WorkModel:
     activations, sampling and padding count nothing.
     """
 
-    def __init__(self, model: DecoderConfig, weights: DecoderWeights, cache_token_bytes: float) -> None:
-        """weights: arrays or shapes. cache_token_bytes: of one token in one layer."""
+    def __init__(
+        self, model: DecoderConfig, weights: DecoderWeights, cache_token_bytes: float, attention_ranks: int = 1
+    ) -> None:
+        """model, weights (arrays or shapes): what one device has. cache_token_bytes: of one token in one layer.
+        attention_ranks: that divide requests for attention evenly, and compute everything else for those of all."""
         self._model = model
         self._cache_token_bytes = cache_token_bytes
+        self._attention_ranks = attention_ranks
         self._layer_bytes = _bytes((weights.norms, weights.matrices, weights.mla, weights.final_norm))
         self._expert_bytes = 0
         if weights.experts is not None:
             self._expert_bytes = _bytes(weights.experts.matrices)
             self._layer_bytes += _bytes(weights.experts) - self._expert_bytes
         self._head_bytes = _bytes(weights.embedding if weights.head is None else weights.head)
-        parameters = model.num_layers * _attention_parameters(model)
+        parameters = model.num_layers * _attention_parameters(model) / attention_ranks
         parameters += model.num_dense_layers * 3 * model.hidden_size * model.intermediate_size
         self._missed = 0.0  # share of the experts that a token does not choose
         if (moe := model.moe) is not None:
@@ -60,7 +64,7 @@ class WorkModel:
         self._windows: Mapping[int | None, int] = {w: model.windows.count(w) for w in model.windows}
 
     def forward(self, rows: Iterable[tuple[int, int]]) -> Work:
-        """rows: (tokens in the cache before, tokens computed) of each request in the step."""
+        """rows: (tokens in the cache before, tokens computed) of each request in the step, on all attention ranks."""
         tokens = keys = pairs = 0
         for computed, count in rows:
             tokens += count
@@ -70,13 +74,13 @@ class WorkModel:
         return Work(
             bytes_read=self._layer_bytes
             + self._expert_bytes * (1 - self._missed**tokens)
-            + keys * self._cache_token_bytes,
-            flops=2.0 * self._matrix_parameters * tokens + self._pair_flops * pairs,
+            + keys * self._cache_token_bytes / self._attention_ranks,
+            flops=2.0 * self._matrix_parameters * tokens + self._pair_flops * pairs / self._attention_ranks,
             steps=1,
         )
 
     def sample(self, num_rows: int) -> Work:
-        """num_rows: that sample a token."""
+        """num_rows: that sample a token, on all attention ranks."""
         if not num_rows:
             return Work()
         return Work(self._head_bytes, 2.0 * self._model.hidden_size * self._model.vocab_size * num_rows)

@@ -95,28 +95,30 @@ def _check_context(context: int, num_steps: int, max_model_len: int | None) -> N
 def cases(runner: ModelRunner, context: int) -> Iterator[Case]:
     """Every program; those of decoding requests once per request bucket and for one request alone."""
     work, config = runner.work_model(), runner.config
+    ranks = config.attention_data_parallel_size  # of a copy of the model, each of which has such rows
     rows = sorted({1, *(min(size, config.max_num_seqs) for size in runner.buckets.requests)})
     for bucket in runner.buckets.tokens:
         count = min(bucket, config.max_num_batched_tokens, config.max_model_len)
         if count > 1:
             inputs = runner.made_up_step([count])
             run = lambda inputs=inputs: runner.forward(inputs)
-            yield Case("forward, prompt", inputs.num_tokens, 1, count, work.forward([(0, count)]), run)
+            yield Case("forward, prompt", inputs.num_tokens, 1, count, work.forward([(0, count)] * ranks), run)
     for size in rows:
         inputs = runner.made_up_step([1] * size, num_computed=context)
         run = lambda inputs=inputs: runner.forward(inputs)
-        yield Case("forward, decode", inputs.num_tokens, size, size, work.forward([(context, 1)] * size), run)
+        yield Case("forward, decode", inputs.num_tokens, size, size, work.forward([(context, 1)] * size * ranks), run)
     hidden = runner.forward(runner.made_up_step([1] * rows[-1], num_computed=context))
     for size in rows:
         inputs = runner.made_up_step([1] * size, num_computed=context)
         run = lambda inputs=inputs: runner.sample(inputs, hidden)
-        yield Case("sample", inputs.num_rows, size, size, work.sample(size), run)
+        yield Case("sample", inputs.num_rows, size, size, work.sample(size * ranks), run)
     if (steps := config.num_scheduler_steps) > 1:
         reach = config.most_model_len is None or context + steps <= config.most_model_len  # of bursts
         for size in rows if reach else ():
             inputs = runner.made_up_step([1] * size, num_computed=context, num_steps=steps)
             run = lambda inputs=inputs: runner.decode(inputs)
-            yield Case("decode burst", inputs.num_rows, size, size * steps, work.burst([(context, steps)] * size), run)
+            burst = work.burst([(context, steps)] * size * ranks)
+            yield Case("decode burst", inputs.num_rows, size, size * steps, burst, run)
 
 
 def seconds_of(run: Callable[[], Any]) -> float:
