@@ -76,8 +76,8 @@ struct Affine {
 };
 
 // What the formats of codes share. A Scales has kBytes, the size of a block's scales, kSub, the elements along K that
-// share one, kMinima, whether its offsets are more than the scale times a code that stands for zero, and at(block, i), the
-// scales of the i-th such sub-block.
+// share one, kMinima, whether its offsets are more than the scale times a code that stands for zero, and at(block, i),
+// the scales of the i-th such sub-block.
 template <Kind kind, int bits, typename Scales>
 struct Coded : Layout<kind> {
   static constexpr int kSub = Scales::kSub;

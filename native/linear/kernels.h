@@ -118,8 +118,9 @@ void sum_x8(const Rows& rows, const uint8_t* tile, int64_t stride, int tiles, in
                                            sums + row * kSumStride + t * kLanes, k == 0);
     });
   };
-  constexpr std::integral_constant<int, kDirectRowsDot4> direct;
-  if (rows.count <= direct) return sum(Format{}, direct, tile, stride, blocks, 0);
+  constexpr std::integral_constant<int, kDirectRowsDot4> few{};
+  constexpr std::integral_constant<int, kMaxRowsDot4> many{};
+  if (rows.count <= few) return sum(Format{}, few, tile, stride, blocks, 0);
   using Expanded = Bytes<Format::kSub, Format::kCentre, Format::kMinima>;
   constexpr int64_t chunk_blocks = kChunk / Format::kBlock, parts = Format::kBlock / 32;
   constexpr int64_t expanded_stride = kChunk / 32 * Expanded::kBytes;
@@ -128,7 +129,7 @@ void sum_x8(const Rows& rows, const uint8_t* tile, int64_t stride, int tiles, in
     const int64_t count = blocks - b < chunk_blocks ? blocks - b : chunk_blocks;
     for (int t = 0; t < tiles; ++t)
       Expanded::template expand<Format>(tile + t * stride + b * Format::kBytes, count, expanded + t * expanded_stride);
-    sum(Expanded{}, std::integral_constant<int, kMaxRowsDot4>{}, expanded, expanded_stride, count * parts, b * Format::kBlock);
+    sum(Expanded{}, many, expanded, expanded_stride, count * parts, b * Format::kBlock);
   }
 }
 

@@ -113,7 +113,8 @@ inline void quantize(const float* x, int64_t count, const Quantized& rows) {
   Quantized to = rows;
   for (int64_t at = 0; at < count; at += 32, x += 32, to = advance(to, 32)) {
     const Lanes a = load(x), b = load(x + kLanes);
-    const float top = max_of(max(as_lanes(bit_and(as_words(a), 0x7fffffff)), as_lanes(bit_and(as_words(b), 0x7fffffff))));
+    const auto magnitude = [](Lanes v) { return as_lanes(bit_and(as_words(v), 0x7fffffff)); };
+    const float top = max_of(max(magnitude(a), magnitude(b)));
     const float inverse = top > 0 ? 127.0f / top : 0.0f;
     store_bytes(to.q, to_words(mul(a, splat(inverse))));
     store_bytes(to.q + kLanes, to_words(mul(b, splat(inverse))));

@@ -114,7 +114,8 @@ inline void accumulate_pairs(const uint8_t* tile, int64_t tile_stride, int64_t c
 // 8-bit activations: per sub-block an exact integer sum of activations times centred codes, then
 // sum += scale * (x scale) * integer and, with minima, + offset * (x sum). The sums begin at zero if `first`.
 template <typename Format, int M>
-inline void accumulate_x8(const uint8_t* tile, int64_t blocks, Quantized x, int64_t row_stride, float* sums, bool first) {
+inline void accumulate_x8(const uint8_t* tile, int64_t blocks, Quantized x, int64_t row_stride, float* sums,
+                          bool first) {
   Sums<M, 1> acc;
   acc.begin(sums, first);
   constexpr int kParts = Format::kBlock / 32, kSubs = 32 / Format::kSub, kCentre = Format::kCentre;

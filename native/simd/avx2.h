@@ -137,12 +137,12 @@ inline NORIA_INLINE Words in_this_order(Words sum) {
   return sum;
 }
 
-// Integer sums of 8-bit activations times codes less `centre`, exact: the sum that none has been added to, the sum and the
-// products of 4 activations with 4 unsigned codes a lane, and the sum as 32-bit integers. Codes of 8 bits go with 128.
-// less: a pair of SharedBy32.
+// Exact integer sums of 8-bit activations times codes less `centre`: one without products, one with those of 4
+// activations and 4 unsigned codes a lane added, and one as 32-bit integers. Codes of 8 bits have the centre 128.
+// less: of the activations, see SharedBy32.
 //
-// Except for codes of 8 bits each lane has two 16-bit sums. They may wrap around meanwhile: with the centre subtracted, a
-// sub-block's fit (16 products of 127 and 16, or 8 of 127 and 32).
+// Except for codes of 8 bits each lane has two 16-bit sums. They may wrap around meanwhile: with the centre subtracted,
+// those of a sub-block fit (16 products of 127 and 16, or 8 of 127 and 32).
 inline __m256i splat_four(const void* p) {
   int32_t four;
   __builtin_memcpy(&four, p, 4);
@@ -157,7 +157,7 @@ inline Words begin_dot4(const int16_t (&less)[2]) {
 template <int centre>
 inline Words dot4(const int8_t* x, Words codes, Words sum) {
   const __m256i a = splat_four(x);
-  if constexpr (centre == 128) {  // |c - 128| times x with its sign: two such products fit the 16 bits that maddubs sums in
+  if constexpr (centre == 128) {  // |c - 128| times x with its sign: two such products fit the 16 bits of maddubs
     const auto half = [&](__m256i c, __m256i s) {
       const __m256i w = _mm256_xor_si256(c, _mm256_set1_epi8(-128));
       const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));

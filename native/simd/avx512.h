@@ -93,9 +93,9 @@ inline Lanes from_i8(const void* p) {
   return to_lanes({_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))});
 }
 
-// Integer sums of 8-bit activations times codes less `centre`, exact: the sum that none has been added to, the sum and the
-// products of 4 activations with 4 unsigned codes a lane, and the sum as 32-bit integers. Codes of 8 bits go with 128.
-// less: a pair of SharedBy32.
+// Exact integer sums of 8-bit activations times codes less `centre`: one without products, one with those of 4
+// activations and 4 unsigned codes a lane added, and one as 32-bit integers. Codes of 8 bits have the centre 128.
+// less: of the activations, see SharedBy32.
 template <int centre>
 inline Words begin_dot4(const int16_t (&less)[2]) {
   if constexpr (centre == 0) return zero_words();

@@ -130,9 +130,9 @@ inline void transpose(const float* const (&rows)[16], int64_t from, float* to) {
     for (int i = 0; i < 16; ++i) std::memcpy(to + 16 * i + j, rows[j] + from + i, sizeof(float));
 }
 
-// Integer sums of 8-bit activations times codes less `centre`, exact: the sum that none has been added to, the sum and the
-// products of 4 activations with 4 unsigned codes a lane, and the sum as 32-bit integers. Codes of 8 bits go with 128.
-// less: a pair of SharedBy32.
+// Exact integer sums of 8-bit activations times codes less `centre`: one without products, one with those of 4
+// activations and 4 unsigned codes a lane added, and one as 32-bit integers. Codes of 8 bits have the centre 128.
+// less: of the activations, see SharedBy32.
 template <int centre>
 inline Words begin_dot4(const int16_t (&less)[2]) {
   NORIA_EACH(Words, static_cast<uint32_t>(centre * (less[0] + less[1])));
