@@ -26,8 +26,6 @@ struct Input {
 struct Prepared {
   float* x;
   uint16_t* x16;
-  int8_t* x8;
-  float *x8_scale, *x8_sum;
 };
 
 // Sets row_stride and the x of a problem whose weights are known. The places are the calling thread's scratch memory.
@@ -49,11 +47,7 @@ inline Prepared place_rows(const Input& in, const Kernels& kernels, Problem* p) 
     to.x16 = changed ? scratch<uint16_t, 0>(count) : nullptr;
     p->x16 = to.x16 ? to.x16 : static_cast<const uint16_t*>(in.x);
   }
-  if (in.x8) {
-    p->x8 = to.x8 = scratch<int8_t, 0>(count);
-    p->x8_scale = to.x8_scale = scratch<float, 1>(count / 32);
-    p->x8_sum = to.x8_sum = scratch<float, 2>(count / 16);
-  }
+  if (in.x8) p->x8 = {scratch<int8_t, 0>(count), scratch<SharedBy32, 0>(count / 32)};
   return to;
 }
 
@@ -79,7 +73,7 @@ inline void prepare_row(const Input& in, const Kernels& kernels, const Problem& 
     std::memset(x + k, 0, (p.row_stride - k) * sizeof(float));
   }
   if (to.x16) kernels.narrow(to.x + at, p.row_stride, to.x16 + at);
-  if (to.x8) kernels.quantize(p.x + at, p.row_stride, to.x8 + at, to.x8_scale + at / 32, to.x8_sum + at / 16);
+  if (p.x8.q) kernels.quantize(p.x + at, p.row_stride, advance(p.x8, at));
 }
 
 // From `raw` to the result.
@@ -108,7 +102,7 @@ void each_row(Pool& pool, int64_t rows, int64_t width, int64_t threads, const Wo
 template <typename Pool>
 void compute(Pool& pool, const Kernels& kernels, const Input& in, int64_t threads, Problem* p) {
   const Prepared to = place_rows(in, kernels, p);
-  if (to.x || to.x16 || to.x8)
+  if (to.x || to.x16 || p->x8.q)
     each_row(pool, p->rows, p->k, threads, [&](int64_t row) { prepare_row(in, kernels, *p, to, row); });
   const int64_t n = p->weight[0].outputs;
   if (p->post_norm.scale) p->raw = scratch<float, 3>(p->rows * n);

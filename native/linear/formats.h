@@ -76,13 +76,15 @@ struct Affine {
 };
 
 // What the formats of codes share. A Scales has kBytes, the size of a block's scales, kSub, the elements along K that
-// share one, and at(block, i), the scales of the i-th such sub-block.
+// share one, kMinima, whether its offsets are more than the scale times a code that stands for zero, and at(block, i),
+// the scales of the i-th such sub-block.
 template <Kind kind, int bits, typename Scales>
 struct Coded : Layout<kind> {
   static constexpr int kSub = Scales::kSub;
   static constexpr int kBodyBytes = 64 * bits;  // of 32 elements
-  static constexpr bool kWide = bits == 8, kStreamed = true;  // streamed: read once, from memory
-  static constexpr int kMaxCode = (1 << bits) - 1;
+  // 8-bit activations are multiplied with codes less kCentre: that is the code of zero, or keeps sums small.
+  static constexpr bool kMinima = Scales::kMinima, kStreamed = true;  // streamed: read once, from memory
+  static constexpr int kCentre = kMinima && bits == 4 ? 0 : 1 << (bits - 1);
   static_assert(Layout<kind>::kBytes == Scales::kBytes + Layout<kind>::kBlock / 32 * kBodyBytes);
 
   // Codes of the 32 elements that begin at 32 * part.
@@ -91,6 +93,11 @@ struct Coded : Layout<kind> {
   }
   static inline NORIA_INLINE Affine affine(const uint8_t* block, int sub) {
     return Scales::at(block, sub);
+  }
+  // Of codes less kCentre; no offset without minima.
+  static inline NORIA_INLINE Affine centred(const uint8_t* block, int sub) {
+    const Affine a = affine(block, sub);
+    return {a.scale, kMinima && kCentre > 0 ? fma(a.scale, splat(kCentre), a.offset) : a.offset};
   }
 
   template <typename F>
@@ -117,6 +124,7 @@ struct Coded : Layout<kind> {
 // int8: the scale of each output stands in the tile's header and multiplies the finished sum.
 struct UnitScales {
   static constexpr int kBytes = 0, kSub = 32;
+  static constexpr bool kMinima = false;
   static inline Affine at(const uint8_t*, int) { return {splat(1.0f), splat(-128.0f)}; }
 };
 
@@ -124,6 +132,7 @@ struct UnitScales {
 template <int zero>
 struct CentredScales {
   static constexpr int kBytes = 32, kSub = 32;
+  static constexpr bool kMinima = false;
   static inline Affine at(const uint8_t* block, int) {
     const Lanes d = from_half(block);
     return {d, mul(d, splat(-zero))};
@@ -133,12 +142,14 @@ struct CentredScales {
 // Half-precision scale and minimum.
 struct MinScales {
   static constexpr int kBytes = 64, kSub = 32;
+  static constexpr bool kMinima = true;
   static inline Affine at(const uint8_t* block, int) { return {from_half(block), from_half(block + 32)}; }
 };
 
 // Half-precision scales of the scales and of the minima, which are 8 bytes each.
 struct KScales {
   static constexpr int kBytes = 320, kSub = 32;
+  static constexpr bool kMinima = true;
   static inline Affine at(const uint8_t* block, int sub) {
     const Lanes d = from_half(block), dmin = mul(from_half(block + 32), splat(-1.0f));
     return {mul(d, from_u8(block + 64 + sub * 16)), mul(dmin, from_u8(block + 192 + sub * 16))};
@@ -147,6 +158,7 @@ struct KScales {
 
 struct K6Scales {
   static constexpr int kBytes = 288, kSub = 16;
+  static constexpr bool kMinima = false;
   static inline Affine at(const uint8_t* block, int sub) {
     const Lanes scale = mul(from_half(block), from_i8(block + 32 + sub * 16));
     return {scale, mul(scale, splat(-32.0f))};
@@ -164,30 +176,31 @@ using Q5_K = Coded<Kind::kQ5_K, 5, KScales>;
 using Q6_K = Coded<Kind::kQ6_K, 6, K6Scales>;
 
 // Codes expanded to a byte each and scales to floats, for many rows that are multiplied with the same: blocks of 32
-// elements, the codes as [8 groups][16 lanes][4 codes], then scale and offset of each sub-block.
-template <typename Format>
+// elements, the codes as [8 groups][16 lanes][4 codes], then scale and, with minima, offset of each sub-block.
+template <int sub_block, int centre, bool minima>
 struct Bytes {
-  static constexpr int kBlock = 32, kSub = Format::kSub, kMaxCode = Format::kMaxCode;
-  static constexpr int kCodeBytes = kBlock * kLanes, kAffineBytes = 2 * kLanes * sizeof(float);
+  static constexpr int kBlock = 32, kSub = sub_block, kCentre = centre;
+  static constexpr bool kMinima = minima, kStreamed = false;
+  static constexpr int kCodeBytes = kBlock * kLanes, kAffineBytes = (minima ? 2 : 1) * kLanes * sizeof(float);
   static constexpr int kBytes = kCodeBytes + kBlock / kSub * kAffineBytes;
-  static constexpr bool kWide = Format::kWide, kStreamed = false;
 
+  template <typename Format>
   static void expand(const uint8_t* tile, int64_t blocks, uint8_t* out) {
     for (int64_t b = 0; b < blocks; ++b, tile += Format::kBytes) {
       for (int part = 0; part < Format::kBlock / kBlock; ++part, out += kBytes) {
         Format::visit_part(tile, part, [&](int group, Words codes) NORIA_INLINE { store_words(out + group * 64, codes); });
         for (int sub = 0; sub < kBlock / kSub; ++sub) {
-          const Affine a = Format::affine(tile, part * (kBlock / kSub) + sub);
+          const Affine a = Format::centred(tile, part * (kBlock / kSub) + sub);
           float* to = reinterpret_cast<float*>(out + kCodeBytes + sub * kAffineBytes);
           store(to, a.scale);
-          store(to + kLanes, a.offset);
+          if (minima) store(to + kLanes, a.offset);
         }
       }
     }
   }
-  static inline NORIA_INLINE Affine affine(const uint8_t* block, int sub) {
+  static inline NORIA_INLINE Affine centred(const uint8_t* block, int sub) {
     const float* from = reinterpret_cast<const float*>(block + kCodeBytes + sub * kAffineBytes);
-    return {load(from), load(from + kLanes)};
+    return {load(from), minima ? load(from + kLanes) : zero()};
   }
   template <typename F>
   static inline NORIA_INLINE void visit_part(const uint8_t* block, int, F&& f) {

@@ -110,24 +110,26 @@ void sum_pairs(const Rows& rows, const uint8_t* tile, int64_t stride, int tiles,
 template <typename Format>
 void sum_x8(const Rows& rows, const uint8_t* tile, int64_t stride, int tiles, int64_t blocks, float* sums) {
   const Problem& p = rows.problem;
-  const auto sum = [&](auto format, const uint8_t* source, int64_t source_stride, int64_t count, int64_t k) {
-    for (int t = 0; t < tiles; ++t) {
-      each_group<kMaxRowsDot4>(rows.count, [&](int64_t row, auto m) NORIA_INLINE {
-        const int64_t at = (rows.first + row) * p.row_stride + k;
-        accumulate_x8<decltype(format), m>(source + t * source_stride, count, p.x8 + at, p.x8_scale + at / 32,
-                                           p.x8_sum + at / 16, p.row_stride, sums + row * kSumStride + t * kLanes, k == 0);
-      });
-    }
+  const auto sum = [&](auto format, auto most, const uint8_t* source, int64_t source_stride, int64_t count, int64_t k) {
+    each_group<most>(rows.count, [&](int64_t row, auto m) NORIA_INLINE {
+      const Quantized x = advance(p.x8, (rows.first + row) * p.row_stride + k);
+      for (int t = 0; t < tiles; ++t)
+        accumulate_x8<decltype(format), m>(source + t * source_stride, count, x, p.row_stride,
+                                           sums + row * kSumStride + t * kLanes, k == 0);
+    });
   };
-  if (rows.count <= kMaxRowsDot4) return sum(Format{}, tile, stride, blocks, 0);
+  constexpr std::integral_constant<int, kDirectRowsDot4> few{};
+  constexpr std::integral_constant<int, kMaxRowsDot4> many{};
+  if (rows.count <= few) return sum(Format{}, few, tile, stride, blocks, 0);
+  using Expanded = Bytes<Format::kSub, Format::kCentre, Format::kMinima>;
   constexpr int64_t chunk_blocks = kChunk / Format::kBlock, parts = Format::kBlock / 32;
-  constexpr int64_t expanded_stride = kChunk / 32 * Bytes<Format>::kBytes;
+  constexpr int64_t expanded_stride = kChunk / 32 * Expanded::kBytes;
   alignas(64) uint8_t expanded[kUnitTiles * expanded_stride];
   for (int64_t b = 0; b < blocks; b += chunk_blocks) {
     const int64_t count = blocks - b < chunk_blocks ? blocks - b : chunk_blocks;
     for (int t = 0; t < tiles; ++t)
-      Bytes<Format>::expand(tile + t * stride + b * Format::kBytes, count, expanded + t * expanded_stride);
-    sum(Bytes<Format>{}, expanded, expanded_stride, count * parts, b * Format::kBlock);
+      Expanded::template expand<Format>(tile + t * stride + b * Format::kBytes, count, expanded + t * expanded_stride);
+    sum(Expanded{}, many, expanded, expanded_stride, count * parts, b * Format::kBlock);
   }
 }
 
@@ -147,7 +149,7 @@ void sum_tiles(const Rows& rows, const Weight& weight, int64_t first_tile, int t
       if (rows.count <= direct_groups<Format>() * direct_rows<Format>()) return sum_direct<Format>(rows, tile, stride, tiles, blocks, sums);
       sum_expanded<Format>(rows, tile, stride, tiles, blocks, sums);
     } else {
-      if (rows.problem.x8) {
+      if (rows.problem.x8.q) {
         sum_x8<Format>(rows, tile, stride, tiles, blocks, sums);
       } else if (rows.count <= direct_groups<Format>() * direct_rows<Format>()) {
         sum_direct<Format>(rows, tile, stride, tiles, blocks, sums);

@@ -97,25 +97,40 @@ inline void rotate(const void* x, Dtype dtype, int64_t size, const Norm& norm, c
   });
 }
 
-// To 8-bit integers with one scale for 32: the largest becomes 127. See Kernels.
-inline void quantize(const float* x, int64_t count, int8_t* q, float* scale, float* sum) {
-  for (int64_t at = 0; at < count; at += 32, x += 32, q += 32, ++scale, sum += 2) {
+// The sums of those of 16 integers q[i] with i % 4 < 2 in the lower half of a word, and of the others in the upper one,
+// 1024 too large each.
+inline uint32_t pair_sums(const int8_t* q) {
+  constexpr uint64_t kEven = 0x00ff00ff00ff00ff, kBias = 0x8080808080808080;  // no byte of q + 128 is negative
+  uint64_t eight[2];
+  __builtin_memcpy(eight, q, 16);
+  uint64_t sums = 0;
+  for (uint64_t v : eight) sums += ((v ^ kBias) & kEven) + ((v ^ kBias) >> 8 & kEven);
+  return static_cast<uint32_t>(sums + (sums >> 32));
+}
+
+// To 8-bit integers with one scale for 32: the largest becomes 127.
+inline void quantize(const float* x, int64_t count, const Quantized& rows) {
+  Quantized to = rows;
+  for (int64_t at = 0; at < count; at += 32, x += 32, to = advance(to, 32)) {
     const Lanes a = load(x), b = load(x + kLanes);
-    float values[kLanes];
-    store(values, max(as_lanes(bit_and(as_words(a), 0x7fffffff)), as_lanes(bit_and(as_words(b), 0x7fffffff))));
-    float top = 0;
-    for (float value : values) top = value > top ? value : top;
-    *scale = top / 127.0f;
+    const auto magnitude = [](Lanes v) { return as_lanes(bit_and(as_words(v), 0x7fffffff)); };
+    const float top = max_of(max(magnitude(a), magnitude(b)));
     const float inverse = top > 0 ? 127.0f / top : 0.0f;
-    int32_t integers[2 * kLanes];
-    store_words(integers, to_words(mul(a, splat(inverse))));
-    store_words(integers + kLanes, to_words(mul(b, splat(inverse))));
-    int32_t totals[2] = {};
-    for (int i = 0; i < 32; ++i) {
-      q[i] = static_cast<int8_t>(integers[i]);
-      totals[i / kLanes] += q[i];
+    store_bytes(to.q, to_words(mul(a, splat(inverse))));
+    store_bytes(to.q + kLanes, to_words(mul(b, splat(inverse))));
+    SharedBy32& shared = *to.shared;
+    const uint32_t sums[2] = {pair_sums(to.q), pair_sums(to.q + kLanes)};
+    int total = 0;
+    for (int i = 0; i < 2; ++i) {
+      const int first = 1024 - static_cast<int>(sums[0] >> 16 * i & 0xffff);
+      const int last = 1024 - static_cast<int>(sums[1] >> 16 * i & 0xffff);
+      shared.less[0][i] = static_cast<int16_t>(first);
+      shared.less[1][i] = static_cast<int16_t>(last);
+      shared.less[2][i] = static_cast<int16_t>(first + last);
+      total -= first + last;
     }
-    for (int half = 0; half < 2; ++half) sum[half] = *scale * static_cast<float>(totals[half]);
+    shared.scale = top / 127.0f;
+    shared.sum = shared.scale * static_cast<float>(total);
   }
 }
 

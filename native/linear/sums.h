@@ -111,54 +111,43 @@ inline void accumulate_pairs(const uint8_t* tile, int64_t tile_stride, int64_t c
 }
 #endif
 
-// Groups of four elements whose products, added in two sums a lane, fit 16 bits; none where the processor adds 32 bits
-// as fast. The integers are exact either way.
-template <typename Format>
-constexpr int short_groups() {
-  return kShortSums ? 32767 / (4 / 2 * 127 * Format::kMaxCode) : 0;
-}
-
-// 8-bit activations: per sub-block an exact integer sum, then sum += scale * (x scale) * integer + offset * (x sum).
-// The sums begin at zero if `first`.
+// 8-bit activations: per sub-block an exact integer sum of activations times centred codes, then
+// sum += scale * (x scale) * integer and, with minima, + offset * (x sum). The sums begin at zero if `first`.
 template <typename Format, int M>
-inline void accumulate_x8(const uint8_t* tile, int64_t blocks, const int8_t* x, const float* x_scale,
-                          const float* x_sum, int64_t row_stride, float* sums, bool first) {
+inline void accumulate_x8(const uint8_t* tile, int64_t blocks, Quantized x, int64_t row_stride, float* sums,
+                          bool first) {
   Sums<M, 1> acc;
   acc.begin(sums, first);
-  constexpr int kParts = Format::kBlock / 32, kGroups = Format::kSub / 4;
-  // Of a sub-block the first groups may be added in 16 bits: `integer` then has pairs of sums. Streamed codes come in a
-  // loop, and all groups are added alike.
-  constexpr int kFit = short_groups<Format>(), kShort = kFit >= kGroups ? kGroups : Format::kStreamed ? 0 : kFit;
+  constexpr int kParts = Format::kBlock / 32, kSubs = 32 / Format::kSub, kCentre = Format::kCentre;
   for (int64_t b = 0; b < blocks; ++b, tile += Format::kBytes) {
     if constexpr (Format::kStreamed) prefetch<Format::kBytes>(tile);
-    for (int part = 0; part < kParts; ++part, x += 32, x_scale += 1, x_sum += 2) {
+    for (int part = 0; part < kParts; ++part, x = advance(x, 32)) {
       Words integer[M];
-      unroll<M>([&](auto m) NORIA_INLINE { integer[m] = zero_words(); });
-      // Adds what the integer sums have gathered since the sub-block began.
-      const auto flush = [&](int sub) NORIA_INLINE {
-        const Affine a = Format::affine(tile, part * (32 / Format::kSub) + sub);
+      const auto begin = [&](int sub) NORIA_INLINE {
         unroll<M>([&](auto m) NORIA_INLINE {
-          const float* s = x_sum + m * (row_stride / 16);
-          const float total = Format::kSub == 16 ? s[sub] : s[0] + s[1];
-          Lanes& sum = acc.at[m][0];
-          sum = fma(to_lanes(integer[m]), mul(a.scale, splat(x_scale[m * (row_stride / 32)])), sum);
-          sum = fma(&total, a.offset, sum);
-          integer[m] = zero_words();
+          integer[m] = begin_dot4<kCentre>(x.shared[m * (row_stride / 32)].less[kSubs == 2 ? sub : 2]);
         });
       };
-      Format::visit_part(tile, part, [&](auto group, Words codes) NORIA_INLINE {
-        const int in_sub = group % kGroups;
+      const auto end = [&](int sub) NORIA_INLINE {
+        const Affine a = Format::centred(tile, part * kSubs + sub);
         unroll<M>([&](auto m) NORIA_INLINE {
-          const int8_t* four = x + m * row_stride + 4 * group;
-          if (kShort == kGroups || in_sub < kShort) {
-            integer[m] = short_dot4(four, codes, integer[m]);
-          } else {
-            integer[m] = dot4<Format::kWide>(four, codes, integer[m]);
-          }
-          if (kShort > 0 && in_sub == kShort - 1) integer[m] = add_shorts(integer[m], zero_words());
+          Lanes& sum = acc.at[m][0];
+          const SharedBy32& shared = x.shared[m * (row_stride / 32)];
+          sum = fma(to_lanes(end_dot4<kCentre>(integer[m])), mul(a.scale, splat(shared.scale)), sum);
+          if constexpr (Format::kMinima) sum = fma(&shared.sum, a.offset, sum);
         });
-        if (in_sub == kGroups - 1) flush(group / kGroups);
+      };
+      begin(0);
+      Format::visit_part(tile, part, [&](auto group, Words codes) NORIA_INLINE {
+        unroll<M>([&](auto m) NORIA_INLINE {
+          integer[m] = dot4<kCentre>(x.q + m * row_stride + 4 * group, codes, integer[m]);
+        });
+        if (kSubs == 2 && group == 3) {
+          end(0);
+          begin(1);
+        }
       });
+      end(kSubs - 1);
     }
   }
   acc.end(sums);

@@ -39,16 +39,28 @@ struct Best {
   int32_t output;
 };
 
+// Activations as 8-bit integers from -127 to 127, and what 32 neighbours q[0] .. q[31] of them share.
+struct SharedBy32 {
+  float scale;
+  float sum;  // scale times the sum of the integers
+  // Minus the sum of those q[i] with i % 4 < 2, and minus the sum of the others: of the first 16, the last 16, and all.
+  int16_t less[3][2];
+};
+struct Quantized {
+  int8_t* q;           // [rows, row_stride]
+  SharedBy32* shared;  // [rows, row_stride / 32]
+};
+static inline Quantized advance(const Quantized& x, int64_t elements) {
+  return {x.q + elements, x.shared + elements / 32};
+}
+
 struct Problem {
   int64_t rows;         // T
   int64_t k;            // K
   int64_t row_stride;   // elements between rows of x: K rounded up to a whole block of every kind, filled with zeros
   const float* x;       // [rows, row_stride]
   const uint16_t* x16;  // the same as bfloat16, when they were given so; or null
-  // Activations as 8-bit integers with a scale for 32 of them; null for exact ones.
-  const int8_t* x8;       // [rows, row_stride]
-  const float* x8_scale;  // [rows, row_stride / 32]
-  const float* x8_sum;    // [rows, row_stride / 16]: scale times the sum of 16 integers
+  Quantized x8;         // the same as 8-bit integers when they are to be rounded so; q is null for exact ones
   int weights;
   Weight weight[kMaxWeights];
   Activation activation;  // not kNone: there are two weights, and y[0] = activation(x w[0]) * (x w[1])
@@ -98,8 +110,7 @@ struct Kernels {
   void (*run)(const Problem& problem, int64_t first, int64_t last);
   int64_t (*units)(const Problem& problem);
   int64_t (*units_per_row_block)(const Problem& problem);
-  // x [count] to 8-bit integers; count a multiple of 32. Layouts as in Problem.
-  void (*quantize)(const float* x, int64_t count, int8_t* q, float* scale, float* sum);
+  void (*quantize)(const float* x, int64_t count, const Quantized& to);  // count: a multiple of 32
   void (*widen)(const uint16_t* x, int64_t count, float* y);   // bfloat16 to float32
   void (*narrow)(const float* x, int64_t count, uint16_t* y);  // and back, to the nearest, ties to even
   void (*normalize)(const float* x, int64_t count, const Norm& norm, float* y);  // y may be x

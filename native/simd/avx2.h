@@ -14,9 +14,9 @@ namespace noria::NORIA_ISA {
 
 constexpr int kMaxRows = 6;       // 6 rows x 2 registers of sums, 2 of weights, 1 activation: 15 of 16 registers
 constexpr int kDirectRows = 4;    // of codes: 4 x 2 registers of sums, 2 of codes, 2 of weights, and what is left for the rest
-constexpr int kMaxRowsDot4 = 3;   // rows of 8-bit activations: sums of a sub-block beside the sums of all
+constexpr int kDirectRowsDot4 = 3;  // the same of 8-bit activations: sums of a sub-block beside the sums of all
+constexpr int kMaxRowsDot4 = 4;     // of expanded codes: between sub-blocks the sums of all go to memory
 constexpr bool kHasDot2 = false;
-constexpr bool kShortSums = true;
 // Tiles of float32 that are summed together.
 constexpr int tiles_together(int rows) { return rows == 1 ? 2 : 1; }
 
@@ -68,6 +68,14 @@ inline void store_words(void* p, Words a) {
   auto* q = static_cast<__m256i*>(p);
   _mm256_storeu_si256(q, a.lo);
   _mm256_storeu_si256(q + 1, a.hi);
+}
+// The low byte of each.
+inline void store_bytes(void* p, Words a) {
+  const __m256i mask = _mm256_set1_epi32(255);
+  const __m256i both = _mm256_packus_epi32(_mm256_and_si256(a.lo, mask), _mm256_and_si256(a.hi, mask));
+  const __m256i ordered = _mm256_permute4x64_epi64(both, 0xd8);
+  _mm_storeu_si128(static_cast<__m128i*>(p),
+                   _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
 }
 inline Words bit_and(Words a, uint32_t mask) {
   const __m256i m = _mm256_set1_epi32(static_cast<int>(mask));
@@ -129,40 +137,43 @@ inline NORIA_INLINE Words in_this_order(Words sum) {
   return sum;
 }
 
-// As dot4, in two 16-bit sums a lane, which must not overflow.
-inline Words short_dot4(const int8_t* x, Words codes, Words sum) {
+// Exact integer sums of 8-bit activations times codes less `centre`: one without products, one with those of 4
+// activations and 4 unsigned codes a lane added, and one as 32-bit integers. Codes of 8 bits have the centre 128.
+// less: of the activations, see SharedBy32.
+//
+// Except for codes of 8 bits each lane has two 16-bit sums. They may wrap around meanwhile: with the centre subtracted,
+// those of a sub-block fit (16 products of 127 and 16, or 8 of 127 and 32).
+inline __m256i splat_four(const void* p) {
   int32_t four;
-  __builtin_memcpy(&four, x, 4);
-  const __m256i a = _mm256_set1_epi32(four);
-  return in_this_order({_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(codes.lo, a)),
-                        _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(codes.hi, a))});
+  __builtin_memcpy(&four, p, 4);
+  return _mm256_set1_epi32(four);
 }
-// sum + both sums of each lane
-inline Words add_shorts(Words shorts, Words sum) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(shorts.lo, ones)),
-          _mm256_add_epi32(sum.hi, _mm256_madd_epi16(shorts.hi, ones))};
+template <int centre>
+inline Words begin_dot4(const int16_t (&less)[2]) {
+  if constexpr (centre == 0 || centre == 128) return zero_words();  // dot4 subtracts 128
+  const __m256i sums = _mm256_mullo_epi16(splat_four(less), _mm256_set1_epi16(centre));
+  return {sums, sums};
 }
-
-// sum + the products of 4 unsigned codes a lane with 4 signed activations, in 32-bit integers, exact.
-template <bool wide>
+template <int centre>
 inline Words dot4(const int8_t* x, Words codes, Words sum) {
-  int32_t four;
-  __builtin_memcpy(&four, x, 4);
-  const __m256i a = _mm256_set1_epi32(four);
-  if constexpr (wide) {  // codes above 127: two products of 8 bits may not fit the 16 that maddubs sums in
-    const __m256i mask = _mm256_set1_epi32(0x00ff00ff);
-    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8), odd = _mm256_srai_epi16(a, 8);
+  const __m256i a = splat_four(x);
+  if constexpr (centre == 128) {  // |c - 128| times x with its sign: two such products fit the 16 bits of maddubs
     const auto half = [&](__m256i c, __m256i s) {
-      s = _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_and_si256(c, mask), even));
-      return _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_srli_epi16(c, 8), odd));
+      const __m256i w = _mm256_xor_si256(c, _mm256_set1_epi8(-128));
+      const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
+      return _mm256_add_epi32(s, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     };
     return in_this_order({half(codes.lo, sum.lo), half(codes.hi, sum.hi)});
   } else {
-    const __m256i ones = _mm256_set1_epi16(1);
-    return in_this_order({_mm256_add_epi32(sum.lo, _mm256_madd_epi16(_mm256_maddubs_epi16(codes.lo, a), ones)),
-                          _mm256_add_epi32(sum.hi, _mm256_madd_epi16(_mm256_maddubs_epi16(codes.hi, a), ones))});
+    return in_this_order({_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(codes.lo, a)),
+                          _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(codes.hi, a))});
   }
+}
+template <int centre>
+inline Words end_dot4(Words sum) {
+  if constexpr (centre == 128) return sum;
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_madd_epi16(sum.lo, ones), _mm256_madd_epi16(sum.hi, ones)};
 }
 
 }  // namespace noria::NORIA_ISA

@@ -14,8 +14,7 @@ namespace noria::NORIA_ISA {
 
 constexpr int kMaxRows = 12;  // 12 rows x 2 tiles of sums, 2 of weights: 26 of 32 registers
 constexpr int kDirectRows = 4;  // up to so many rows codes are expanded in registers
-constexpr bool kShortSums = false;
-constexpr int kMaxRowsDot4 = 4;
+constexpr int kDirectRowsDot4 = 4, kMaxRowsDot4 = 4;  // the same of 8-bit activations
 constexpr int tiles_together(int) { return 2; }
 
 struct Lanes {
@@ -46,6 +45,8 @@ inline float max_of(Lanes a) { return _mm512_reduce_max_ps(a.v); }
 inline Words zero_words() { return {_mm512_setzero_si512()}; }
 inline Words load_words(const void* p) { return {_mm512_loadu_si512(p)}; }
 inline void store_words(void* p, Words a) { _mm512_storeu_si512(p, a.v); }
+// The low byte of each.
+inline void store_bytes(void* p, Words a) { _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v)); }
 inline Words bit_and(Words a, uint32_t mask) {
   return {_mm512_and_si512(a.v, _mm512_set1_epi32(static_cast<int>(mask)))};
 }
@@ -92,16 +93,23 @@ inline Lanes from_i8(const void* p) {
   return to_lanes({_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))});
 }
 
-// Never called: see kShortSums.
-inline Words short_dot4(const int8_t*, Words, Words sum) { return sum; }
-inline Words add_shorts(Words, Words sum) { return sum; }
-
-// sum + the products of 4 unsigned codes a lane with 4 signed activations, in 32-bit integers, exact.
-template <bool>
+// Exact integer sums of 8-bit activations times codes less `centre`: one without products, one with those of 4
+// activations and 4 unsigned codes a lane added, and one as 32-bit integers. Codes of 8 bits have the centre 128.
+// less: of the activations, see SharedBy32.
+template <int centre>
+inline Words begin_dot4(const int16_t (&less)[2]) {
+  if constexpr (centre == 0) return zero_words();
+  return {_mm512_set1_epi32(centre * (less[0] + less[1]))};
+}
+template <int centre>
 inline Words dot4(const int8_t* x, Words codes, Words sum) {
   int32_t four;
   __builtin_memcpy(&four, x, 4);
   return {_mm512_dpbusd_epi32(sum.v, codes.v, _mm512_set1_epi32(four))};
+}
+template <int centre>
+inline Words end_dot4(Words sum) {
+  return sum;
 }
 
 // sum + the products of 2 bfloat16 weights a lane with 2 bfloat16 activations.

@@ -14,8 +14,7 @@ namespace noria::NORIA_ISA {
 
 constexpr int kMaxRows = 5;  // 5 rows x 4 registers of sums, 4 of weights: 24 of 32 registers, and the activations
 constexpr int kDirectRows = 2;  // up to so many rows codes are expanded in registers
-constexpr bool kShortSums = false;
-constexpr int kMaxRowsDot4 = 2;
+constexpr int kDirectRowsDot4 = 2, kMaxRowsDot4 = 2;  // the same of 8-bit activations
 constexpr bool kHasDot2 = false;
 constexpr int tiles_together(int) { return 1; }
 
@@ -58,6 +57,13 @@ inline Words load_words(const void* p) {
 }
 inline void store_words(void* p, Words a) {
   for (int i = 0; i < 4; ++i) vst1q_u8(static_cast<uint8_t*>(p) + 16 * i, vreinterpretq_u8_u32(a.v[i]));
+}
+// The low byte of each.
+inline void store_bytes(void* p, Words a) {
+  for (int i = 0; i < 4; i += 2) {
+    const uint16x8_t eight = vcombine_u16(vmovn_u32(a.v[i]), vmovn_u32(a.v[i + 1]));
+    vst1_u8(static_cast<uint8_t*>(p) + 4 * i, vmovn_u16(eight));
+  }
 }
 inline Words bit_and(Words a, uint32_t mask) { NORIA_EACH(Words, vandq_u32(a.v[i], vdupq_n_u32(mask))); }
 inline Words bit_or(Words a, Words b) { NORIA_EACH(Words, vorrq_u32(a.v[i], b.v[i])); }
@@ -121,26 +127,27 @@ inline void transpose(const float* const (&rows)[16], int64_t from, float* to) {
   }
 }
 
-// Never called: see kShortSums.
-inline Words short_dot4(const int8_t*, Words, Words sum) { return sum; }
-inline Words add_shorts(Words, Words sum) { return sum; }
-
-// sum + the products of 4 unsigned codes a lane with 4 signed activations, in 32-bit integers, exact.
-template <bool wide>
+// Exact integer sums of 8-bit activations times codes less `centre`: one without products, one with those of 4
+// activations and 4 unsigned codes a lane added, and one as 32-bit integers. Codes of 8 bits have the centre 128.
+// less: of the activations, see SharedBy32.
+template <int centre>
+inline Words begin_dot4(const int16_t (&less)[2]) {
+#ifdef __ARM_FEATURE_DOTPROD
+  if constexpr (centre == 128) return zero_words();  // dot4 subtracts it
+#endif
+  return splat_word(static_cast<uint32_t>(centre * (less[0] + less[1])));
+}
+template <int centre>
 inline Words dot4(const int8_t* x, Words codes, Words sum) {
   int32_t four;
   __builtin_memcpy(&four, x, 4);
   const int8x16_t a = vreinterpretq_s8_s32(vdupq_n_s32(four));
   for (int i = 0; i < 4; ++i) {
     int32x4_t s = vreinterpretq_s32_u32(sum.v[i]);
-    const uint8x16_t c = vreinterpretq_u8_u32(codes.v[i]);
+    uint8x16_t c = vreinterpretq_u8_u32(codes.v[i]);
 #ifdef __ARM_FEATURE_DOTPROD
-    if constexpr (!wide) {
-      s = vdotq_s32(s, vreinterpretq_s8_u8(c), a);
-    } else {  // codes above 127 are no signed bytes: c = (c - 128) + 128
-      s = vdotq_s32(s, vreinterpretq_s8_u8(veorq_u8(c, vdupq_n_u8(128))), a);
-      s = vaddq_s32(s, vshlq_n_s32(vdotq_s32(vdupq_n_s32(0), vdupq_n_s8(1), a), 7));
-    }
+    if constexpr (centre == 128) c = veorq_u8(c, vdupq_n_u8(128));  // codes above 127 are no signed bytes
+    s = vdotq_s32(s, vreinterpretq_s8_u8(c), a);
 #else
     const int16x8_t c0 = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(c)));
     const int16x8_t c1 = vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(c)));
@@ -153,6 +160,10 @@ inline Words dot4(const int8_t* x, Words codes, Words sum) {
 #endif
     sum.v[i] = vreinterpretq_u32_s32(s);
   }
+  return sum;
+}
+template <int centre>
+inline Words end_dot4(Words sum) {
   return sum;
 }
 

@@ -13,8 +13,7 @@ namespace noria::NORIA_ISA {
 
 constexpr int kMaxRows = 2;
 constexpr int kDirectRows = 1;  // up to so many rows codes are expanded in registers
-constexpr bool kShortSums = false;
-constexpr int kMaxRowsDot4 = 1;
+constexpr int kDirectRowsDot4 = 1, kMaxRowsDot4 = 1;  // the same of 8-bit activations
 constexpr bool kHasDot2 = false;
 constexpr int tiles_together(int) { return 1; }
 
@@ -75,6 +74,10 @@ inline Words load_words(const void* p) {
   return r;
 }
 inline void store_words(void* p, Words a) { std::memcpy(p, a.v, sizeof a.v); }
+// The low byte of each.
+inline void store_bytes(void* p, Words a) {
+  for (int i = 0; i < 16; ++i) static_cast<uint8_t*>(p)[i] = static_cast<uint8_t>(a.v[i]);
+}
 inline Words bit_and(Words a, uint32_t mask) { NORIA_EACH(Words, a.v[i] & mask); }
 inline Words bit_or(Words a, Words b) { NORIA_EACH(Words, a.v[i] | b.v[i]); }
 template <int n>
@@ -127,18 +130,24 @@ inline void transpose(const float* const (&rows)[16], int64_t from, float* to) {
     for (int i = 0; i < 16; ++i) std::memcpy(to + 16 * i + j, rows[j] + from + i, sizeof(float));
 }
 
-// Never called: see kShortSums.
-inline Words short_dot4(const int8_t*, Words, Words sum) { return sum; }
-inline Words add_shorts(Words, Words sum) { return sum; }
-
-// sum + the products of 4 unsigned codes a lane with 4 signed activations, in 32-bit integers, exact.
-template <bool wide>
+// Exact integer sums of 8-bit activations times codes less `centre`: one without products, one with those of 4
+// activations and 4 unsigned codes a lane added, and one as 32-bit integers. Codes of 8 bits have the centre 128.
+// less: of the activations, see SharedBy32.
+template <int centre>
+inline Words begin_dot4(const int16_t (&less)[2]) {
+  NORIA_EACH(Words, static_cast<uint32_t>(centre * (less[0] + less[1])));
+}
+template <int centre>
 inline Words dot4(const int8_t* x, Words codes, Words sum) {
   for (int i = 0; i < 16; ++i) {
     int32_t s = 0;
     for (int j = 0; j < 4; ++j) s += x[j] * static_cast<int32_t>(codes.v[i] >> 8 * j & 255);
     sum.v[i] += static_cast<uint32_t>(s);
   }
+  return sum;
+}
+template <int centre>
+inline Words end_dot4(Words sum) {
   return sum;
 }
 

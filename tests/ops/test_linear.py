@@ -10,6 +10,7 @@ from linear_weights import (
     GGUF,
     LIBRARY,
     PATHS,
+    SCALES,
     K,
     activations,
     check,
@@ -24,6 +25,7 @@ from linear_weights import (
 from noria.ops import native
 from noria.ops.linear import cpu, reference, xla
 from noria.ops.linear.api import BACKENDS, KINDS, DenseWeight, PackedWeight, choose
+from noria.weights.gguf_blocks import dequantize
 
 
 @needs_library
@@ -155,6 +157,25 @@ def test_small_and_odd_widths(kind, width, path):
         check(got, x, matrix(kind, 21, width, 1))
         (got,) = cpu.linear(x, [weight], np.int32(1), ALL, quantize_x=True, **options)
         check(got, x if kind in FLOATS else rounded(x), matrix(kind, 21, width, 1), tolerance=1e-5)
+
+
+@needs_library
+@pytest.mark.parametrize("kind", GGUF)
+@pytest.mark.parametrize("path", PATHS)
+def test_the_largest_sums_of_8_bit_activations_fit(path, kind):
+    """All codes at one end and all activations +-127: what sums in 16 bits must hold."""
+    scales = {"Q4_K": slice(4, 16), "Q5_K": slice(4, 16), "Q6_K": slice(192, 208)}.get(kind, slice(0, 0))
+    blocks = np.repeat(np.array([0x00, 0xFF, 0x80, 0x7F], np.uint8)[:, None], KINDS[kind].source_block_bytes, axis=1)
+    blocks[:, scales] = 1
+    for start in SCALES.get(kind, (0,)):
+        blocks[:, start : start + 2] = np.array([0.25], np.float16).view(np.uint8)
+    values = np.empty((1, 4, KINDS[kind].block), np.float32)
+    dequantize(kind, blocks, values)
+    weight = pack([kind], [blocks], KINDS[kind].block)
+    x = jnp.asarray([[1.0], [-1.0]] * 3) * jnp.ones(KINDS[kind].block)
+    for rows in (1, 6):
+        (got,) = cpu.linear(x[-rows:], [weight], np.int32(0), ALL, quantize_x=True, path=path)
+        check(got, x[-rows:], values[0].astype(np.float64))
 
 
 @needs_library
