@@ -123,7 +123,7 @@ def layouts(config: EngineConfig, model_config: Mapping[str, Any], topology: Top
 def _try(
     config: EngineConfig, model_config: Mapping[str, Any], topology: Topology, context: int | None
 ) -> tuple[MeshChoice, Setup | None]:
-    sizes = {
+    sizes: dict[str, Any] = {
         "tensor_parallel_size": config.tensor_parallel_size,
         "attention_data_parallel_size": config.attention_data_parallel_size,
     }
