@@ -37,7 +37,7 @@ class WeightPlace:
         """From a checkpoint, or, when there is none, random weights."""
         put = self.placement.put
         if checkpoint is None:
-            with jax.default_device(self.placement.devices[0]):
+            with jax.default_device(self.placement.local_devices[0]):
                 weights = random_params(declaration, self.dtype, seed)
             if not self.matrices.is_plain:
                 weights = self.placement.map(self.matrices.convert, declaration, weights)
