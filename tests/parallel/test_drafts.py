@@ -26,6 +26,7 @@ def run(
     found = on_eight_devices(WORKER, job)
     check({name: each["answers"] for name, each in found.items()})
     del found["one"]
+    print({name: {key: value for key, value in each.items() if key != "answers"} for name, each in found.items()})
     for each in found.values():
         assert each["accepted"] > 20
         assert each["known"] > 100
