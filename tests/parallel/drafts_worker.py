@@ -40,7 +40,7 @@ class Listening:
 
 
 def often(length: DraftLength, num_tokens: int) -> int:
-    """In place of DraftLength.wanted: as many as there may be, whatever became of those before, and now and then none."""
+    """In place of DraftLength.wanted: as many as may be, whatever became of those before, now and then none."""
     return length.most if num_tokens % 5 else 0
 
 
