@@ -36,11 +36,16 @@ def narrow_model(model: Path, folder: Path) -> Path:
     return folder
 
 
-def make_head(model: Path, folder: Path, **sizes: int) -> Path:
-    """An EAGLE-3 head of random weights: it guesses right where the noise of high temperatures decides."""
+def head_config(model: Path) -> dict[str, Any]:
+    """Of an EAGLE-3 head for the model."""
     target = json.loads((model / "config.json").read_text())
     own = ("hidden_size", "vocab_size", "max_position_embeddings", "hidden_act", "rms_norm_eps")
-    config: dict[str, Any] = {name: target[name] for name in own} | {"rope_theta": 1e4} | HEAD | STATES | SIZES | sizes
+    return {name: target[name] for name in own} | {"rope_theta": 1e4} | HEAD | STATES | SIZES
+
+
+def make_head(model: Path, folder: Path, **sizes: int) -> Path:
+    """The folder of one with random weights: it guesses right where the noise of high temperatures decides."""
+    config = head_config(model) | sizes
     size, mlp, draft = config["hidden_size"], config["intermediate_size"], config["draft_vocab_size"]
     heads, kv = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
     attention, mlps = "midlayer.self_attn.", "midlayer.mlp."

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from drafting import head_config, with_drafts
 from test_tensor_parallel import GOLDEN, on_eight_devices
 
 WORKER = Path(__file__).with_name("exchanges_worker.py")
@@ -29,3 +30,16 @@ def test_exchanges() -> None:
     # Tokens, whether anybody draws, and in steps in which somebody does, where stop tokens are to be banned.
     assert sum(size for _, size, _ in found["data"]["sample"]) <= ROWS * 4 + 8 + ROWS * 16 * 2 * 4
     assert max(size for _, size, _ in found["all"]["sample"]) <= ROWS * 16 * 2 * 4
+
+
+def test_exchanges_of_what_drafts() -> None:
+    """A head that follows the model exchanges nothing between ranks, and its drafts but tokens and whether anybody
+    draws; on several devices of a rank what one layer does."""
+    llama = GOLDEN / "llama"
+    head = {"head": head_config(llama), "speculative_config": with_drafts("eagle3", llama)["speculative_config"]}
+    engines = {name: {**head, **ENGINES[name]} for name in ("data", "attention")}
+    found = on_eight_devices(WORKER, {"model": str(llama), "engines": engines})
+    assert sum(size for _, size, _ in found["data"]["follow"]) <= 4  # what the host waits for
+    assert max(size for _, size, _ in found["data"]["draft"]) <= ROWS * 16 * 2 * 4
+    stream = TOKENS // 2 * HIDDEN * 4  # of a rank
+    assert max(size for _, size, _ in found["attention"]["follow"]) <= stream
