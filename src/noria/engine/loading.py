@@ -88,7 +88,13 @@ def load_weights_or_shapes(
     programs_only: bool,
     bar: ProgressBar = no_bar,
 ) -> None:
-    """head: of the runner's, if it has one. Raises WeightsError, or ConfigError for the head."""
+    """head: of the runner's, if it has one. Several hosts call this at the same time. Raises WeightsError, or ConfigError
+    for the head."""
+    if runner.config.nnodes > 1:
+        from noria.engine.hosts.world import greet
+
+        for mesh in runner.meshes:  # what drafts has one of its own
+            greet(mesh)
     if head is not None:
         head.load(runner, programs_only=programs_only)
     source = None if runner.config.load_format == "dummy" else checkpoint

@@ -71,6 +71,7 @@ class HeadRunner:
         self._window = windows[self._group] or FULL_ATTENTION
         layer = dataclasses.replace(head.config.layer, windows=(windows[self._group],))
         mesh = regroup(target.mesh, shape_for_drafts(layer, target.mesh))
+        self.mesh = mesh
         self._placement = Placement(mesh, layer)
         self._checkpoint_head = head  # KV heads as the checkpoint has them
         self.head = Eagle3Head(dataclasses.replace(head.config, layer=with_kv_copies(layer, mesh)))

@@ -119,6 +119,11 @@ class ModelRunner:
         return ("generate",)
 
     @property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """Of the model, and of a head."""
+        return (self.placement.mesh, *((self.head.mesh,) if self.head else ()))
+
+    @property
     def num_programs(self) -> int:
         return len(self._programs)
 
