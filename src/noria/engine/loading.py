@@ -88,7 +88,7 @@ def load_weights_or_shapes(
     programs_only: bool,
     bar: ProgressBar = no_bar,
 ) -> None:
-    """head: of the runner's, if it has one. Several hosts call this at the same time. Raises WeightsError, or ConfigError
+    """Of several hosts all at the same time. head: of the runner's, if it has one. Raises WeightsError, or ConfigError
     for the head."""
     if runner.config.nnodes > 1:
         from noria.engine.hosts.world import greet
