@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 from drafting import NARROW, make_head, narrow_model, with_drafts
-from test_data_parallel import ALL_AXES, ATTENTION_2, ATTENTION_4, DATA_2, DATA_2_TENSOR_2, check
+from test_data_parallel import ALL_AXES, ATTENTION_2, DATA_2, DATA_2_TENSOR_2, check
 from test_tensor_parallel import GOLDEN, on_eight_devices
 
 WORKER = Path(__file__).with_name("drafts_worker.py")
 TENSOR_4 = {"tensor_parallel_size": 4, "device_order": [5, 2, 0, 7]}
 NOT_AHEAD = {"async_scheduling": False}
 SMALL_POOL = {"num_blocks_override": 14}
+COPIES_OF_THE_MODEL = {"small": DATA_2 | SMALL_POOL, "not ahead": DATA_2_TENSOR_2 | NOT_AHEAD}
+SHARED_MODELS = {"small": ATTENTION_2 | SMALL_POOL, "all": ALL_AXES}
 
 
 def run(
@@ -61,15 +63,12 @@ def test_a_draft_model_with_fewer_heads(tiny_text_model: Path, narrow: Path, com
 
 
 @pytest.mark.slow
-def test_a_draft_model_on_ranks(tiny_text_model: Path, narrow: Path, compile_cache_dir: str) -> None:
-    meshes = {
-        "data 2": DATA_2 | SMALL_POOL,
-        "data 2 x tensor 2": DATA_2_TENSOR_2 | NOT_AHEAD,
-        "attention-data 4": ATTENTION_4,
-        "all": ALL_AXES,
-    }
+@pytest.mark.parametrize("meshes", [COPIES_OF_THE_MODEL, SHARED_MODELS], ids=["data", "attention-data"])
+def test_a_draft_model_on_ranks(
+    meshes: dict[str, Any], tiny_text_model: Path, narrow: Path, compile_cache_dir: str
+) -> None:
     found = run(tiny_text_model, with_drafts("draft_model", narrow), meshes, compile_cache_dir)
-    assert found["data 2"]["preemptions"] > 0
+    assert found["small"]["preemptions"] > 0
 
 
 @pytest.mark.slow
@@ -80,15 +79,10 @@ def test_a_head_on_several_devices(tiny_text_model: Path, head: Path, compile_ca
 
 
 @pytest.mark.slow
-def test_a_head_on_ranks(tiny_text_model: Path, head: Path, compile_cache_dir: str) -> None:
-    meshes = {
-        "data 2": DATA_2 | SMALL_POOL,
-        "data 2 x tensor 2": DATA_2_TENSOR_2 | NOT_AHEAD,
-        "attention-data 2": ATTENTION_2,
-        "all": ALL_AXES,
-    }
+@pytest.mark.parametrize("meshes", [COPIES_OF_THE_MODEL, SHARED_MODELS], ids=["data", "attention-data"])
+def test_a_head_on_ranks(meshes: dict[str, Any], tiny_text_model: Path, head: Path, compile_cache_dir: str) -> None:
     found = run(tiny_text_model, with_drafts("eagle3", head), meshes, compile_cache_dir)
-    assert found["data 2"]["preemptions"] > 0
+    assert found["small"]["preemptions"] > 0
 
 
 @pytest.mark.slow
