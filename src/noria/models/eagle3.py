@@ -134,10 +134,8 @@ class Eagle3Head:
         )
         if weights.offsets is None:
             return logits
-        places = jnp.arange(logits.shape[1], dtype=jnp.int32)
-        place_of = jnp.full(vocab, -1, jnp.int32).at[places + weights.offsets].set(places)
-        # A gather, unlike a scatter, leaves rows that are split over devices where they are.
-        return jnp.where(place_of >= 0, logits[:, jnp.maximum(place_of, 0)], -jnp.inf)
+        tokens = jnp.arange(logits.shape[1]) + weights.offsets
+        return jnp.full((logits.shape[0], vocab), -jnp.inf).at[:, tokens].set(logits)
 
     def greedy(self, weights: HeadWeights, hidden: jax.Array, num_rows: jax.Array, ops: Ops) -> jax.Array:
         """The likeliest tokens [R]; -1 where the logits are not finite."""
