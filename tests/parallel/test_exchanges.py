@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from drafting import head_config, with_drafts
 from test_tensor_parallel import GOLDEN, on_eight_devices
 
@@ -32,6 +33,7 @@ def test_exchanges() -> None:
     assert max(size for _, size, _ in found["all"]["sample"]) <= ROWS * 16 * 2 * 4
 
 
+@pytest.mark.slow
 def test_exchanges_of_what_drafts() -> None:
     """A head that follows the model exchanges nothing between ranks, and its drafts no more than a sampler does; on
     several devices of a rank what one layer does."""
@@ -42,5 +44,5 @@ def test_exchanges_of_what_drafts() -> None:
     assert sum(size for _, size, _ in found["data"]["follow"]) <= 4  # what the host waits for
     # Tokens, whether anybody draws, and where stop tokens are to be banned: for the first draft and, in a loop, others.
     assert sum(size for _, size, _ in found["data"]["draft"]) <= 3 * ROWS * 4 + 2 * (ROWS * 16 * 2 * 4) + 32
-    stream = TOKENS // 2 * HIDDEN * 4  # of a rank
-    assert max(size for _, size, _ in found["attention"]["follow"]) <= stream
+    # The embedded tokens of both ranks, which share the model's vocabulary; of weights and cache every part is larger.
+    assert max(size for _, size, _ in found["attention"]["follow"]) <= TOKENS * HIDDEN * 4
