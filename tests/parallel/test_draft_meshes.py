@@ -31,7 +31,7 @@ def run(
     print({name: {key: value for key, value in each.items() if key != "answers"} for name, each in found.items()})
     for each in found.values():
         assert each["accepted"] > 20
-        assert each["known"] > 100
+        assert each["known"] > 50
         assert each["different"] <= each["known"] / 200  # by another order of sums, as answers could be
     return found
 
