@@ -81,19 +81,15 @@ def test_a_burst_that_never_fits(options: dict[str, int], name: str) -> None:
         resolved(speculative_config=NGRAM, **options)
 
 
-def test_a_head_works_on_one_device() -> None:
-    eagle3 = {"method": "eagle3", "model": "m", "num_speculative_tokens": 3}
-    assert resolved(speculative_config=eagle3).speculation is not None
-    with pytest.raises(ConfigError, match="eagle3 works on one device, not on 2"):
-        resolved(speculative_config=eagle3, tensor_parallel_size=2)
-
-
-@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
-def test_models_that_draft_work_on_one_host(method: str) -> None:
-    drafting = {"method": method, "model": "m", "num_speculative_tokens": 3}
-    with pytest.raises(ConfigError, match=f"{method} works on one host, not with nnodes 2; choose ngram"):
-        resolved(speculative_config=drafting, nnodes=2)
-    assert resolved(speculative_config={"method": "ngram", "num_speculative_tokens": 3}, nnodes=2).nnodes == 2
+@pytest.mark.parametrize("method", ["ngram", "eagle3", "draft_model"])
+def test_every_method_goes_with_every_mesh(method: str) -> None:
+    options = {"method": method, "num_speculative_tokens": 3} | ({"model": "m"} if method != "ngram" else {})
+    for sizes in (
+        {"tensor_parallel_size": 2, "expert_parallel_size": 2},
+        {"data_parallel_size": 2, "attention_data_parallel_size": 2},
+        {"nnodes": 2, "tensor_parallel_size": 2},
+    ):
+        assert resolved(speculative_config=options, **sizes).speculation is not None
 
 
 @pytest.mark.parametrize(

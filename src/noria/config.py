@@ -204,13 +204,7 @@ class EngineConfig:
                 "running request can advance in each step; raise the one or lower the other"
             )
         if (speculation := self.speculation) is not None:
-            speculation.check(
-                max_model_len,
-                min(budget, max_num_seqs * max_model_len) // ranks,
-                num_devices=self.num_devices,
-                num_ranks=ranks,
-                nnodes=self.nnodes,
-            )
+            speculation.check(max_model_len, min(budget, max_num_seqs * max_model_len) // ranks)
         sizes = {
             "max_model_len": max_model_len,
             "max_num_seqs": max_num_seqs,

@@ -77,23 +77,9 @@ class SpeculativeConfig:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return json.dumps({name: value for name, value in dataclasses.asdict(self).items() if value != defaults[name]})
 
-    def check(
-        self, max_model_len: int, max_num_batched_tokens: int, *, num_devices: int, num_ranks: int, nnodes: int
-    ) -> None:
-        """max_num_batched_tokens: of a rank. Raises ConfigError when a whole burst of drafts could never be verified,
-        or when the method cannot be had on so many ranks, devices or hosts."""
-        if self.method != "ngram" and num_ranks > 1:
-            raise _error(
-                f"the method {self.method} works on one rank, so with neither data_parallel_size nor "
-                "attention_data_parallel_size; leave them out, or choose ngram"
-            )
-        if self.method == "eagle3" and num_devices > 1:
-            raise _error(
-                f"the method eagle3 works on one device, not on {num_devices}; leave tensor_parallel_size and "
-                "expert_parallel_size out, or choose another method"
-            )
-        if self.method != "ngram" and nnodes > 1:
-            raise _error(f"the method {self.method} works on one host, not with nnodes {nnodes}; choose ngram")
+    def check(self, max_model_len: int, max_num_batched_tokens: int) -> None:
+        """max_num_batched_tokens: of a rank. Raises ConfigError when a whole burst of drafts could never be
+        verified."""
         for name, limit in (("max_model_len", max_model_len), ("max_num_batched_tokens", max_num_batched_tokens)):
             if self.num_speculative_tokens >= limit:
                 raise _error(

@@ -43,8 +43,9 @@ def check_forgotten(llm: LLM) -> None:
     """Nothing is left of sequences that have ended, and the draft's pool is full again."""
     proposer = proposer_of(llm)
     assert not proposer._sequences
-    proposer._cache.check_integrity()
-    assert proposer._cache.stats.num_used == 0
+    for cache in proposer._caches:
+        cache.check_integrity()
+        assert cache.stats.num_used == 0
     assert proposer._runner.compiles_after_warmup == 0
 
 
@@ -110,7 +111,7 @@ def test_small_pools(options: dict[str, Any], similar_model: Path, llm: LLM, ahe
     given = [SamplingParams(temperature=seed % 2 / 2, seed=seed, max_tokens=30, ignore_eos=True) for seed in range(20)]
     small = options | {"num_blocks_override": 14, "kv_cache_memory_bytes": 82_000, "async_scheduling": ahead}
     with LLM(**small, speculative_config=config_of(similar_model)) as other:
-        assert proposer_of(other)._cache.num_usable_blocks < 24
+        assert proposer_of(other)._caches[0].num_usable_blocks < 24
         assert outputs_of(other, given, prompts) == outputs_of(llm, given, prompts)
         assert other.stats.scheduler.num_preemptions > 0
         assert other.stats.speculation.num_accepted_tokens > 0

@@ -27,8 +27,8 @@ def main(job: dict[str, Any]) -> None:
         return
     with LLM(**options) as llm:
         found = answers(llm, job["speaks"])
-        preemptions = llm.stats.scheduler.num_preemptions
-        print(json.dumps({"answers": found, "preemptions": preemptions}), flush=True)
+        preemptions, accepted = llm.stats.scheduler.num_preemptions, llm.stats.speculation.num_accepted_tokens
+        print(json.dumps({"answers": found, "preemptions": preemptions, "accepted": accepted}), flush=True)
         while job["goes_on"]:
             answers(llm, job["speaks"])
 

@@ -147,14 +147,6 @@ def test_meshes_that_cannot_be_had(options: dict[str, Any], message: str) -> Non
             {**ALL_AXES, "max_num_seqs": 10},
             r"max_num_seqs \(10\) must be a multiple of .* x attention_data_parallel_size \(4\).*use 12",
         ),
-        (
-            {**DATA_2, "speculative_config": {"method": "draft_model", "model": "x", "num_speculative_tokens": 2}},
-            "speculative_config: the method draft_model works on one rank.*choose ngram",
-        ),
-        (
-            {**ATTENTION_2, "speculative_config": {"method": "eagle3", "model": "x", "num_speculative_tokens": 2}},
-            "speculative_config: the method eagle3 works on one rank.*choose ngram",
-        ),
         ({**DATA_2, "nnodes": 2}, "attention_data_parallel_size work on one host, not with nnodes 2; leave them out"),
     ],
 )

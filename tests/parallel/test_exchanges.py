@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from drafting import head_config, with_drafts
 from test_tensor_parallel import GOLDEN, on_eight_devices
 
 WORKER = Path(__file__).with_name("exchanges_worker.py")
@@ -29,3 +31,18 @@ def test_exchanges() -> None:
     # Tokens, whether anybody draws, and in steps in which somebody does, where stop tokens are to be banned.
     assert sum(size for _, size, _ in found["data"]["sample"]) <= ROWS * 4 + 8 + ROWS * 16 * 2 * 4
     assert max(size for _, size, _ in found["all"]["sample"]) <= ROWS * 16 * 2 * 4
+
+
+@pytest.mark.slow
+def test_exchanges_of_what_drafts() -> None:
+    """A head that follows the model exchanges nothing between ranks, and its drafts no more than a sampler does; on
+    several devices of a rank what one layer does."""
+    llama = GOLDEN / "llama"
+    head = {"head": head_config(llama), "speculative_config": with_drafts("eagle3", llama)["speculative_config"]}
+    engines = {name: {**head, **ENGINES[name]} for name in ("data", "attention")}
+    found = on_eight_devices(WORKER, {"model": str(llama), "engines": engines})
+    assert sum(size for _, size, _ in found["data"]["follow"]) <= 4  # what the host waits for
+    # Tokens, whether anybody draws, and where stop tokens are to be banned: for the first draft and, in a loop, others.
+    assert sum(size for _, size, _ in found["data"]["draft"]) <= 3 * ROWS * 4 + 2 * (ROWS * 16 * 2 * 4) + 32
+    # The embedded tokens of both ranks, which share the model's vocabulary; of weights and cache every part is larger.
+    assert max(size for _, size, _ in found["attention"]["follow"]) <= TOKENS * HIDDEN * 4

@@ -12,12 +12,15 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 import pytest
+from drafting import NARROW, make_head, narrow_model, with_drafts
 from shards_worker import engine_options
+from test_data_parallel import check
 from test_tensor_parallel import check_equal
 
 from noria import LLM
@@ -90,6 +93,7 @@ class Workers:
         self.hosts = []
         for rank in range(count):
             options = SMALL_POOL | shared | {"node_rank": rank, "distributed_timeout_seconds": 60}
+            options |= job.get("options", {})
             command = [str(WORKER), json.dumps({"goes_on": False, **job, "options": options})]
             self.hosts.append(stack.enter_context(Host(command, folder / f"host {rank}")))
 
@@ -120,6 +124,28 @@ def test_two_hosts_answer_like_one_and_end_together(
         assert lead.wait(ENDS_WITHIN_S) == 1
         assert time.monotonic() - begin < ENDS_WITHIN_S
         assert "EngineDeadError: host 1 is gone" in lead.log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_that_draft(
+    tiny_text_model: Path, compile_cache_dir: str, tmp_path: Path, method: str, hosts: int
+) -> None:
+    """Answers are those of one host without drafts. What drafts divides by two hosts, and not by four."""
+    narrow = {"draft_model": narrow_model, "eagle3": partial(make_head, **NARROW)}[method]
+    drafts = with_drafts(method, narrow(tiny_text_model, tmp_path / "narrow"))
+    job = {"model": str(tiny_text_model), "speaks": True, "compile_cache_dir": compile_cache_dir}
+    with ExitStack() as stack:
+        workers = Workers(stack, hosts, {**job, "options": drafts}, tmp_path).hosts
+        expected = alone(job)
+        found = workers[0].line()
+        check({"one": expected, "several": found["answers"]})
+        assert found["accepted"] > 0
+        assert found["preemptions"] > 0
+        assert [worker.wait(60) for worker in workers] == [0] * hosts
+        for worker in workers:
+            assert "Traceback" not in worker.log.read_text()
 
 
 @pytest.mark.slow

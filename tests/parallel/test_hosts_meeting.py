@@ -19,7 +19,17 @@ import pytest
 from noria import EngineConfig, SamplingParams, StructuredOutputsParams, follow
 from noria.engine.hosts.link import Link
 from noria.engine.hosts.meeting import gather, join
-from noria.engine.hosts.messages import decoder, encode, execute, masks_of, sample, schedule_of
+from noria.engine.hosts.messages import (
+    Draft,
+    Prepare,
+    Take,
+    decoder,
+    encode,
+    execute,
+    masks_of,
+    sample,
+    schedule_of,
+)
 from noria.errors import ConfigError, EngineDeadError, named
 from noria.scheduler.schedule import CachedRequest, GrammarMasks, NewRequest, Schedule
 
@@ -174,6 +184,24 @@ def test_what_is_said_arrives() -> None:
     assert back.request_ids == masks.request_ids
     assert np.array_equal(back.bitmask, masks.bitmask)
     assert masks_of(decoder()(encode(sample(None)))) is None  # type: ignore[arg-type]
+
+
+def test_which_runner_is_meant_arrives() -> None:
+    back = lambda message: decoder()(encode(message))
+    masks = GrammarMasks(("1",), np.zeros((1, 2), np.int32))
+    for is_draft in (True, False):
+        said = (
+            execute(Schedule(), is_draft=is_draft),
+            sample(None, is_draft=is_draft),
+            sample(masks, is_draft=is_draft),
+            Take(is_draft),
+            Prepare(7, is_draft),
+        )
+        assert [back(message).is_draft for message in said] == [is_draft] * len(said)  # type: ignore[union-attr]
+    wanted = {"1": (3, ([4, 5], [6])), "0": (1, ([], []))}
+    drafts = back(Draft(wanted))
+    assert isinstance(drafts, Draft)
+    assert list(drafts.wanted.items()) == list(wanted.items())  # the order is that of the batch
 
 
 def test_errors_by_name() -> None:

@@ -19,8 +19,17 @@ from noria.errors import ConfigError
 from noria.models.config import DecoderConfig
 from noria.models.registry import build_model
 from noria.nn.param import is_param
-from noria.parallel.mesh import MeshShape, devices_of_hosts, make_mesh
-from noria.parallel.rules import RULES, check_sizes, kv_copies, on_one_device, partition, with_kv_copies
+from noria.parallel.mesh import MeshShape, devices_of_hosts, make_mesh, regroup
+from noria.parallel.rules import (
+    RULES,
+    check_sizes,
+    kv_copies,
+    num_shards,
+    on_one_device,
+    partition,
+    shape_for_drafts,
+    with_kv_copies,
+)
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "models"
 
@@ -90,6 +99,34 @@ def test_only_the_data_axis_reaches_across_slices() -> None:
     assert slices[:, 0].tolist() == [0, 0, 1, 1]
     with pytest.raises(ConfigError, match="the 2 slices must divide the data axis of the mesh, which is 1"):
         make_mesh(MeshShape(model=8), interleaved)
+
+
+def regrouped(drafting: DecoderConfig, **sizes: int) -> jax.sharding.Mesh:
+    shape = MeshShape(**sizes)
+    mesh = make_mesh(shape, devices(shape.size))
+    return regroup(mesh, shape_for_drafts(drafting, mesh))
+
+
+def test_a_model_that_drafts_is_split_as_far_as_it_goes() -> None:
+    """Where heads and MLP divide like those of the model, and where they do not: then neighbours have copies."""
+    assert dict(regrouped(config(), model=4).shape) == {"data": 1, "model": 4}
+    assert dict(regrouped(config(num_heads=2), model=4).shape) == {"data": 1, "model": 2, "copies": 2}
+    assert dict(regrouped(config(num_heads=3, num_kv_heads=3), model=4).shape) == {"data": 1, "model": 1, "copies": 4}
+    assert dict(regrouped(config(), expert=2, model=2).shape) == {"data": 1, "model": 4}
+    # Each rank has one of its own, whichever axis it lies along.
+    assert dict(regrouped(config(), data=2, attention_data=2, model=2).shape) == {"data": 4, "model": 2}
+    mesh = regrouped(config(num_heads=1, num_kv_heads=1), attention_data=2, expert=2, model=2)
+    assert dict(mesh.shape) == {"data": 2, "model": 1, "copies": 4}
+    assert ids(mesh).tolist() == [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]
+
+
+def test_nothing_is_split_over_copies() -> None:
+    mesh = regrouped(config(num_heads=2), model=8)
+    sizes = {axis: num_shards(axis, mesh) for axis in RULES}
+    assert {axis for axis, size in sizes.items() if size > 1} == {"heads", "kv_heads", "mlp", "expert_mlp", "vocab"}
+    assert set(sizes.values()) == {1, 2}
+    one = make_mesh(MeshShape(data=2, model=4), devices(8))
+    assert regroup(one, MeshShape(data=2, model=4)) is one
 
 
 def test_every_host_gives_as_many_devices() -> None:

@@ -42,8 +42,7 @@ def test_native_without_its_library(option: str, monkeypatch: pytest.MonkeyPatch
 def test_auto_is_never_refused(option: str) -> None:
     assert _choice(config(option, "auto"), option, "float16", "cpu") == "xla"
     assert _choice(config(option, "auto"), option, "float32", "cpu") == "auto"
-    in_parts = EngineConfig(model="m", tensor_parallel_size=2, compile_cache_dir="").resolve(ModelLimits(64, 10), "cpu")
-    assert _choice(in_parts, option, "float32", "cpu") == "xla"
+    assert _choice(config(option, "auto"), option, "float32", "cpu", 2) == "xla"
 
 
 def test_auto_is_the_fastest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,10 +56,9 @@ def test_auto_is_the_fastest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("size", "why"), [(1, "it needs a TPU, not cpu"), (2, "it runs on one device")])
 def test_the_kernels_of_the_linear_op_run_on_one_tpu(size: int, why: str) -> None:
-    options: dict[str, Any] = {"linear_backend": "pallas", "tensor_parallel_size": size, "compile_cache_dir": ""}
-    resolved = EngineConfig(model="m", **options).resolve(ModelLimits(64, 10), "cpu")
+    resolved = config("linear_backend", "pallas")
     with pytest.raises(ConfigError, match=f"linear_backend pallas cannot be used: {why}"):
-        _choice(resolved, "linear_backend", "float32", "cpu")
+        _choice(resolved, "linear_backend", "float32", "cpu", size)
     if size == 1:
         assert _choice(resolved, "linear_backend", "float32", "tpu") == "pallas"
         assert linear.choose("pallas", "tpu").name == "pallas"

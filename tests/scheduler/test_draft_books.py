@@ -44,14 +44,22 @@ class FakeDraft(FakeRunner):
 
 
 def make(num_blocks: int, windows: tuple[int | None, ...] = (None,)) -> tuple[DraftModelProposer, PagedCache]:
+    proposer, (cache,) = make_ranks(1, num_blocks, windows)
+    return proposer, cache
+
+
+def make_ranks(
+    ranks: int, num_blocks: int, windows: tuple[int | None, ...] = (None,)
+) -> tuple[DraftModelProposer, list[PagedCache]]:
     layout = plan_layout(windows)
-    cache = PagedCache(layout, num_blocks, BLOCK_SIZE)
+    caches = [PagedCache(layout, num_blocks, BLOCK_SIZE) for _ in range(ranks)]
     runner: Any = FakeDraft(layout, num_blocks, BLOCK_SIZE)
-    return DraftModelProposer(runner, cache), cache
+    runner.config = SimpleNamespace(**vars(runner.config) | {"max_num_batched_tokens": ranks * BUDGET})
+    return DraftModelProposer(runner, caches), caches
 
 
-def wanted(key: int, token_ids: list[int], count: int) -> DraftRequest:
-    return DraftRequest(key, "", token_ids, count, SamplingParams(), 0)
+def wanted(key: int, token_ids: list[int], count: int, rank: int = 0) -> DraftRequest:
+    return DraftRequest(key, "", token_ids, count, SamplingParams(), 0, rank=rank)
 
 
 def test_a_prompt_is_caught_up_in_chunks() -> None:
@@ -77,19 +85,39 @@ def test_wrong_drafts_are_rolled_back(right: int) -> None:
     cache.check_integrity()
 
 
-@given(st.integers(0, 2**32), st.sampled_from([(None,), (None, 6, 6)]), st.sampled_from([14, 30]))
+def test_every_rank_has_its_own_budget_and_blocks() -> None:
+    proposer, caches = make_ranks(2, 32)
+    prompts = [[i % 7 for i in range(BUDGET)], [i % 5 for i in range(BUDGET)]]
+    turn = [wanted(rank, tokens, 3, rank) for rank, tokens in enumerate(prompts)]
+    assert proposer.propose(turn) == [expected_tokens(tokens, 3) for tokens in prompts]  # both in one step
+    assert all(cache.stats.num_used > 0 for cache in caches)
+    assert proposer.propose([wanted(0, prompts[0], 3, 1)]) == [expected_tokens(prompts[0], 3)]  # it has moved
+    assert caches[0].stats.num_used == 0
+    proposer.forget(0)
+    proposer.forget(1)
+    assert caches[1].stats.num_used == 0
+
+
+@given(
+    st.integers(0, 2**32), st.sampled_from([(None,), (None, 6, 6)]), st.sampled_from([14, 30]), st.sampled_from([1, 3])
+)
 @settings(max_examples=20)
-def test_random_lives(seed: int, windows: tuple[int | None, ...], num_blocks: int) -> None:
-    """More sequences than the pool holds; the runner checks all that is read."""
+def test_random_lives(seed: int, windows: tuple[int | None, ...], num_blocks: int, ranks: int) -> None:
+    """More sequences than the pool holds; they change their ranks. The runner checks all that is read."""
     rng = random.Random(seed)
-    proposer, cache = make(num_blocks * len(set(windows)), windows)
+    proposer, caches = make_ranks(ranks, num_blocks * len(set(windows)), windows)
+    rank_of: dict[int, int] = {}
     sequences: dict[int, list[int]] = {}
     serial = given_drafts = 0
     for _ in range(40):
         if len(sequences) < 4 and rng.random() < 0.6:
             sequences[serial] = [rng.randrange(3) for _ in range(rng.randint(1, 20))]
             serial += 1
-        turn = [wanted(key, tokens, rng.randint(1, 5)) for key, tokens in sequences.items() if rng.random() < 0.8]
+        for key in sequences:
+            if key not in rank_of or rng.random() < 0.1:
+                rank_of[key] = rng.randrange(ranks)
+        chosen = [(key, tokens) for key, tokens in sequences.items() if rng.random() < 0.8]
+        turn = [wanted(key, tokens, rng.randint(1, 5), rank_of[key]) for key, tokens in chosen]
         if not turn:
             continue
         for request, drafts in zip(turn, proposer.propose(turn), strict=True):
@@ -101,8 +129,9 @@ def test_random_lives(seed: int, windows: tuple[int | None, ...], num_blocks: in
             if len(tokens) > 40 or rng.random() < 0.05:
                 del sequences[request.key]
                 proposer.forget(request.key)
-        cache.check_integrity()
+        for cache in caches:
+            cache.check_integrity()
     assert given_drafts > 0
     for key in sequences:
         proposer.forget(key)
-    assert cache.stats.num_used == 0
+    assert all(cache.stats.num_used == 0 for cache in caches)

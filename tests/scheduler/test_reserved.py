@@ -98,6 +98,27 @@ def test_as_many_as_there_are_rows_for() -> None:
     assert {name: count for name, (count, _) in found.items()} == {"a": 2, "b": 1}
 
 
+def test_every_rank_reserves_in_its_own_rows_and_blocks() -> None:
+    caches = [cache_of(32), cache_of(32)]
+    scheduler = Scheduler(caches, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=32, rows_with_drafts=5)
+    requests = [request(name, [ord(name)] * length) for name, length in (("a", 7), ("b", 6), ("c", 5), ("d", 7))]
+    for each in requests:
+        scheduler.add(each)
+    step(scheduler, 7)
+    rank = {each.request_id: each.rank for each in requests}
+    assert sorted(rank.values()) == [0, 0, 1, 1]
+    before = [cache.stats.num_used for cache in caches]
+    found = scheduler.reserve({"a": 2, "b": 2, "c": 2, "d": 2})
+    counts = {name: count for name, (count, _) in found.items()}
+    assert sum(counts.values()) == 6  # of each rank 5 rows without the two that decode
+    for index, cache in enumerate(caches):
+        own = [name for name in counts if rank[name] == index]
+        assert sum(counts[name] for name in own) == 3
+        taken = sum(len(blocks) for name in own for blocks in found[name][1])
+        assert cache.stats.num_used - before[index] == taken
+    scheduler.check_integrity()
+
+
 def hit(cache: PagedCache, tokens: Sequence[int]) -> int:
     return cache.lookup(request("x", tokens)).num_tokens
 

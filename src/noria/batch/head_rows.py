@@ -34,7 +34,7 @@ class Places:
     """Where the rows of the head pass lie in arrays that have `height` for each rank."""
 
     index: Any  # of [height] or, of several ranks, [ranks, height]
-    flat: np.ndarray | None  # [m]: the same in one row of numbers; None for 0 to m - 1
+    numbers: np.ndarray  # [m]: the same in one row of numbers
     num_ranks: int
     height: int
 
@@ -42,18 +42,18 @@ class Places:
     def of(sizes: Sequence[int], height: int) -> Places:
         """sizes: rows of each rank."""
         if len(sizes) == 1:
-            return Places(slice(sizes[0]), None, 1, height)
+            return Places(slice(sizes[0]), np.arange(sizes[0]), 1, height)
         rank = np.repeat(np.arange(len(sizes)), sizes)
         row = np.concatenate([np.arange(size) for size in sizes])
         return Places((rank, row), rank * height + row, len(sizes), height)
 
     def among(self, chosen: np.ndarray) -> Any:
         """The index of those [m] that are true."""
-        return np.flatnonzero(chosen) if self.flat is None else tuple(part[chosen] for part in self.index)
+        return np.flatnonzero(chosen) if self.num_ranks == 1 else tuple(part[chosen] for part in self.index)
 
     def of_rows(self, head: HeadRows | None) -> np.ndarray | None:
         """See StepInputs.places: by them what the device yields comes back to the order of the rows of the step, in
         which nothing is padding."""
-        if self.flat is None:
+        if self.num_ranks == 1:
             return None if head is None else head.places
-        return self.flat[None] if head is None else np.where(head.places >= 0, self.flat[head.places], -1)
+        return self.numbers[None] if head is None else np.where(head.places >= 0, self.numbers[head.places], -1)

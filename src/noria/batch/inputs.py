@@ -40,7 +40,7 @@ class BatchShape:
     num_groups: int  # G: cache groups
     num_blocks: int  # B: entries of a block table, enough for max_model_len, or, where there is `long`, most_model_len
     num_drafts: int = 0  # most drafts of a step
-    has_head: bool = False  # whether a draft head follows the model, which needs one rank
+    has_head: bool = False  # whether a draft head follows the model
     num_ranks: int = 1
     most_model_len: int | None = None  # tokens of a row that is short; None: all are, and there is no `long`
     long: BatchShape | None = None  # that forward passes with other rows have; on one rank
@@ -137,11 +137,12 @@ class ForwardInputs:
 
 @dataclass(frozen=True, slots=True)
 class HeadInputs:
-    """int32 arrays for a draft head that follows a step, see HeadPrograms.follow. T tokens, L rows of the head pass."""
+    """int32 arrays for a draft head that follows a step, see HeadPrograms.follow. T tokens, L rows of the head pass, of
+    one rank; of several they have one more axis in front."""
 
     next_ids: Any  # [T]: the token behind each token
-    next_sources: Any  # [T]: its place among those that the step samples; -1 where next_ids has it
-    state_rows: Any  # [L]: row of the batch behind each row of the head pass; R for padding
+    next_sources: Any  # [T]: its place among all that the step samples; -1 where next_ids has it
+    state_rows: Any  # [L]: row of the rank behind each row of the head pass; R for padding
 
     @staticmethod
     def shapes(shape: BatchShape, num_tokens: int) -> Shapes:
@@ -149,12 +150,14 @@ class HeadInputs:
 
     @classmethod
     def allocate(cls, shape: BatchShape, num_tokens: int) -> tuple[np.ndarray, HeadInputs]:
-        """A buffer of zeros and the inputs as views into it."""
-        buffer = np.zeros(_size(cls.shapes(shape, num_tokens)), np.int32)
+        """A buffer of zeros and the inputs as views into it. num_tokens: of a rank."""
+        size, ranks = _size(cls.shapes(shape, num_tokens)), shape.num_ranks
+        buffer = np.zeros(size if ranks == 1 else (ranks, size), np.int32)
         return buffer, cls.unpack(buffer, shape, num_tokens)
 
     @classmethod
     def unpack(cls, buffer: Any, shape: BatchShape, num_tokens: int) -> HeadInputs:
+        """num_tokens: of a rank."""
         return cls(**_views(buffer, cls.shapes(shape, num_tokens)))
 
 

@@ -32,7 +32,7 @@ class StepInputs:
     # on one rank.
     places: np.ndarray | None = None
     has_drafts: bool = False
-    # What a draft head wants: int32, see HeadInputs, or of a burst the rows of the batch [num_rows]. None without.
+    # What a draft head wants: int32, see HeadInputs, or of a burst the rows as of DraftInputs. None without.
     head: np.ndarray | None = None
 
     @property
@@ -48,11 +48,13 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class DraftInputs:
-    """The inputs of HeadPrograms.draft, all int32, of R rows."""
+    """The inputs of HeadPrograms.draft, all int32, of R rows of each rank."""
 
-    forward: np.ndarray  # see ForwardInputs; a token for each row
-    sample: np.ndarray  # see SampleInputs
-    state_rows: np.ndarray  # [R]: rows of the batch
+    forward: np.ndarray  # see ForwardInputs.of_ranks; a token for each row
+    sample: np.ndarray  # see SampleInputs.of_ranks
+    state_rows: np.ndarray  # [R] or, of several ranks, [ranks, R]: rows of the rank
+    num_rows: int  # request bucket, times the number of ranks
+    places: Mapping[str, int]  # by request, which of these rows is its own
 
 
 def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepInputs:
@@ -104,7 +106,7 @@ def pack(schedule: Schedule, batch: PersistentBatch, buckets: Buckets) -> StepIn
         num_logprobs=batch.num_logprobs[rows] if shaped else None,
         places=at.of_rows(head),
         has_drafts=head is not None,
-        head=_pack_head(batch, executions[0], height, sampling, schedule.is_burst),
+        head=_pack_head(batch, executions[0], at, sampling, schedule.is_burst),
     )
 
 
@@ -131,32 +133,45 @@ def _parts(rows: np.ndarray, shape: BatchShape) -> list[slice]:
     return [slice(begin, end) for begin, end in zip([0, *ends], ends)]
 
 
-def pack_drafts(counts: Mapping[str, int], batch: PersistentBatch, num_rows: int) -> DraftInputs:
-    """For a draft head that makes so many drafts of each of these requests, whose tokens are all known, on one rank.
+def pack_drafts(counts: Mapping[str, int], batch: PersistentBatch, sizes: tuple[int, ...]) -> DraftInputs:
+    """For a draft head that makes so many drafts of each of these requests, whose tokens are all known.
 
-    num_rows: request bucket.
+    sizes: request buckets.
     """
-    shape, n = batch.shape, len(counts)
-    rows = np.fromiter((batch.row(request_id) for request_id in counts), np.int64, n)
-    buffer, inputs = ForwardInputs.allocate(shape, num_rows)
-    inputs.query_start[:] = np.minimum(np.arange(shape.num_rows + 1), n)
-    inputs.block_tables[:, :n] = batch.block_tables[:, rows]
-    inputs.distribution[:] = n
-    steps = np.fromiter(counts.values(), np.int64, n)
-    sample = _pack_sample(batch, rows, batch.num_tokens[rows], steps, Places.of([n], num_rows), None)
-    return DraftInputs(buffer, sample, _padded_rows(rows, num_rows, shape.num_rows))
+    shape = batch.shape
+    names = sorted(counts, key=lambda request_id: batch.row(request_id) // shape.num_rows)  # by rank
+    rows = np.fromiter((batch.row(request_id) for request_id in names), np.int64, len(names))
+    steps = np.fromiter((counts[request_id] for request_id in names), np.int64, len(names))
+    parts = _parts(rows, shape)
+    widths = [part.stop - part.start for part in parts]
+    at = Places.of(widths, pick(sizes, max(widths)))
+    buffers = []
+    for part, width in zip(parts, widths):
+        buffer, inputs = ForwardInputs.allocate(shape, at.height)
+        inputs.query_start[:] = np.minimum(np.arange(shape.num_rows + 1), width)
+        inputs.block_tables[:, :width] = batch.block_tables[:, rows[part]]
+        inputs.distribution[:] = width
+        buffers.append(buffer)
+    return DraftInputs(
+        forward=buffers[0] if len(buffers) == 1 else np.stack(buffers),
+        sample=_pack_sample(batch, rows, batch.num_tokens[rows], steps, at, None),
+        state_rows=_own_rows(rows, at, shape),
+        num_rows=at.height * at.num_ranks,
+        places=dict(zip(names, at.numbers.tolist())),
+    )
 
 
-def _padded_rows(rows: np.ndarray, count: int, padding: int) -> np.ndarray:
-    padded = np.full(count, padding, np.int32)
-    padded[: len(rows)] = rows
-    return padded
+def _own_rows(rows: np.ndarray, at: Places, shape: BatchShape) -> np.ndarray:
+    """Rows of the batch as their ranks count them, with padding behind the last of each."""
+    own = np.full(at.height if at.num_ranks == 1 else (at.num_ranks, at.height), shape.num_rows, np.int32)
+    own[at.index] = rows % shape.num_rows
+    return own
 
 
 def _pack_head(
     batch: PersistentBatch,
     execution: Execution,
-    num_rows: int,
+    at: Places,
     sampling: tuple[np.ndarray, np.ndarray, np.ndarray],
     is_burst: bool,
 ) -> np.ndarray | None:
@@ -166,16 +181,19 @@ def _pack_head(
     if not shape.has_head:
         return None
     if is_burst:
-        return _padded_rows(rows, num_rows, shape.num_rows)
-    step = ForwardInputs.unpack(execution.forward, shape, execution.num_tokens)
-    buffer, inputs = HeadInputs.allocate(shape, execution.num_tokens)
-    places = step.logit_rows[: len(rows)]
+        return _own_rows(rows, at, shape)
+    num_tokens = execution.num_tokens // at.num_ranks
+    step = ForwardInputs.unpack(execution.forward, shape, num_tokens)
+    buffer, inputs = HeadInputs.allocate(shape, num_tokens)
+    last = step.logit_rows[at.index]
+    places = last if at.num_ranks == 1 else (at.index[0], last)
     # Within a row the next token is at hand; behind the last of it is what is sampled, or more of the prompt.
-    inputs.next_ids[:-1] = step.token_ids[1:]
+    inputs.next_ids[..., :-1] = step.token_ids[..., 1:]
     inputs.next_ids[places] = batch.token_ids[rows, ends]
     inputs.next_sources[:] = -1
-    inputs.next_sources[places] = np.where(samples, np.arange(len(rows)), -1)
-    inputs.state_rows[:] = _padded_rows(rows, shape.num_logit_rows, shape.num_rows)
+    inputs.next_sources[places] = np.where(samples, at.numbers, -1)
+    inputs.state_rows[:] = shape.num_rows
+    inputs.state_rows[at.index] = rows % shape.num_rows
     return buffer
 
 

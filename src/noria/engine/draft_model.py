@@ -4,6 +4,9 @@ It samples as the target does, with the same random key at the same positions, s
 agree on the draw; what changes logits token by token (penalties, biases, grammars) it does not know of. One call makes
 at most two steps: in the first each sequence catches up with the tokens it has, as far as the budget of a step reaches,
 and those that have caught up get their first draft; the second is a burst that makes the others, on the device alone.
+
+It has as many ranks as the target, and a sequence is on that of its request, so no rank ever has more than it has rows
+for.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import dataclass, field
 from noria.cache.paged_cache import PagedCache
 from noria.config import EngineConfig, ResolvedConfig, SamplingParams
 from noria.engine.request import Request
+from noria.parallel.mesh import MeshShape
 from noria.runner.runner import ModelRunner, SampledTokens
 from noria.scheduler.schedule import CachedRequest, NewRequest, Schedule
 from noria.spec.proposer import DraftRequest
@@ -42,11 +46,11 @@ class _Sequence:
 
 
 class DraftModelProposer:
-    def __init__(self, runner: ModelRunner, cache: PagedCache) -> None:
-        """runner: ready to serve; its bursts must be long enough. cache: bookkeeping of the runner's blocks."""
+    def __init__(self, runner: ModelRunner, caches: Sequence[PagedCache]) -> None:
+        """runner: ready to serve; its bursts must be long enough. caches: bookkeeping of the blocks of each rank."""
         self._runner = runner
-        self._cache = cache
-        self._budget = runner.config.max_num_batched_tokens
+        self._caches = tuple(caches)
+        self._budget = runner.config.max_num_batched_tokens // len(caches)  # of a rank
         # The most tokens that a sequence may compute before its blocks are looked at again.
         self._max_chunk = min(self._budget + runner.config.num_scheduler_steps, runner.config.max_model_len)
         self._serial = itertools.count()
@@ -68,7 +72,7 @@ class DraftModelProposer:
         for wanted, each in computing:
             request = each.request
             request.num_computed_tokens += counts[request.request_id]
-            self._cache.commit(request)
+            self._cache(request).commit(request)
             if request.num_computed_tokens == request.num_tokens and wanted.num_drafts > 1:
                 more[request.request_id] = wanted.num_drafts - 1
         if more:
@@ -84,16 +88,26 @@ class DraftModelProposer:
         sequence = self._sequences.pop(key, None)
         if sequence is None:
             return
-        if self._cache.has_table(sequence.request.request_id):
-            self._cache.free(sequence.request)
+        self._unseat(sequence.request)
         if sequence.is_known:
             self._finished.append(sequence.request.request_id)
 
     def reset_prefix_cache(self) -> None:
-        self._cache.reset_prefix_cache()
+        for cache in self._caches:
+            cache.reset_prefix_cache()
 
     def close(self) -> None:
         self._runner.close()
+
+    def _cache(self, request: Request) -> PagedCache:
+        return self._caches[request.rank]
+
+    def _is_seated(self, request: Request) -> bool:
+        return self._cache(request).has_table(request.request_id)
+
+    def _unseat(self, request: Request) -> None:
+        if self._is_seated(request):
+            self._cache(request).free(request)
 
     def _sequence(self, wanted: DraftRequest) -> _Sequence:
         sequence = self._sequences.pop(wanted.key, None)
@@ -103,50 +117,56 @@ class DraftModelProposer:
             request = Request(str(next(self._serial)), [], params, key=wanted.random_key, cache_salt=wanted.cache_salt)
             request.token_ids = wanted.token_ids
             sequence = _Sequence(request)
+        if sequence.request.rank != wanted.rank:
+            self._unseat(sequence.request)
+            sequence.request.rank = wanted.rank
         self._sequences[wanted.key] = sequence
         return sequence
 
     def _counts(self, turn: list[tuple[DraftRequest, _Sequence]]) -> dict[str, int]:
         """How many tokens each computes in the first step, those with the fewest missing first. Takes their blocks,
         and those of the drafts that follow."""
-        counts, budget = dict[str, int](), self._budget
+        counts, budgets = dict[str, int](), [self._budget] * len(self._caches)
         here = {sequence.request.request_id for _, sequence in turn}
         seated = [(request, sequence) for request, sequence in turn if self._seat(sequence, here)]
         missing = {sequence: sequence.catch_up() for _, sequence in seated}
         for wanted, sequence in sorted(seated, key=lambda pair: missing[pair[1]]):
-            request, count = sequence.request, min(missing[sequence], budget)
+            request = sequence.request
+            count = min(missing[sequence], budgets[request.rank])
             more = wanted.num_drafts - 1 if count == missing[sequence] else 0
             if count and self._grow(request, count + more, here):
                 counts[request.request_id] = count
-                budget -= count
+                budgets[request.rank] -= count
         return counts
 
     def _seat(self, sequence: _Sequence, here: set[str]) -> bool:
         """Whether it has a table, if need be in place of sequences that are not drafted for now."""
         request = sequence.request
-        if self._cache.has_table(request.request_id):
+        if self._is_seated(request):
             return True
+        cache = self._cache(request)
         sequence.drafts = []
-        hit = self._cache.lookup(request)
-        while self._cache.admit(request, hit, 0, self._max_chunk) is None:
-            if not self._evict(here):
+        hit = cache.lookup(request)
+        while cache.admit(request, hit, 0, self._max_chunk) is None:
+            if not self._evict(request.rank, here):
                 return False
-            hit = self._cache.lookup(request)
+            hit = cache.lookup(request)
         request.num_computed_tokens = hit.num_tokens
         return True
 
     def _grow(self, request: Request, num_tokens: int, here: set[str]) -> bool:
-        while self._cache.allocate(request, num_tokens) is None:
-            if not self._evict(here):
+        while self._cache(request).allocate(request, num_tokens) is None:
+            if not self._evict(request.rank, here):
                 return False
         return True
 
-    def _evict(self, here: set[str]) -> bool:
-        """Takes the blocks of the sequence that was not drafted for the longest; it starts over when it is again."""
+    def _evict(self, rank: int, here: set[str]) -> bool:
+        """Takes the blocks of the sequence of the rank that was not drafted for the longest; it starts over when it is
+        again."""
         for sequence in self._sequences.values():
             request = sequence.request
-            if request.request_id not in here and self._cache.has_table(request.request_id):
-                self._cache.free(request)
+            if request.rank == rank and request.request_id not in here and self._is_seated(request):
+                self._unseat(request)
                 return True
         return False
 
@@ -157,11 +177,11 @@ class DraftModelProposer:
         self._finished, self._seated = [], list(counts)
         for sequence in sequences:
             request = sequence.request
-            blocks, token_ids = self._cache.block_ids(request.request_id), list(request.token_ids)
+            blocks, token_ids = self._cache(request).block_ids(request.request_id), list(request.token_ids)
             if sequence.is_known:
                 cached.append(
                     CachedRequest(
-                        request.request_id, request.num_computed_tokens, blocks, resumed=True, token_ids=token_ids
+                        request.request_id, request.num_computed_tokens, blocks, True, token_ids, request.rank
                     )
                 )
             else:
@@ -177,7 +197,7 @@ class DraftModelProposer:
 
     def _burst(self, requests: list[Request], counts: dict[str, int]) -> Schedule:
         """The passes after the first drafts: the blocks are there, and the drafts are on the device."""
-        nothing: tuple[list[int], ...] = tuple([] for _ in self._cache.layout.groups)
+        nothing: tuple[list[int], ...] = tuple([] for _ in self._caches[0].layout.groups)
         return Schedule(
             cached_requests=tuple(
                 CachedRequest(request.request_id, request.num_tokens, nothing)
@@ -193,8 +213,8 @@ class DraftModelProposer:
         return self._runner.sample_tokens()
 
 
-def draft_options(config: ResolvedConfig, platform: str, available: int) -> EngineConfig:
-    """Those of the draft model's runner. config: the target's. available: free bytes of the device.
+def draft_options(config: ResolvedConfig, shape: MeshShape, platform: str, available: int) -> EngineConfig:
+    """Those of the draft model's runner. config: the target's. shape: of its mesh. available: free bytes of a device.
 
     Its pool is as the target's is by default on a CPU, and a tenth of what is free elsewhere; a sequence that finds no
     room in it gets no drafts.
@@ -209,6 +229,10 @@ def draft_options(config: ResolvedConfig, platform: str, available: int) -> Engi
         "revision": options.revision,
         "quantization": options.quantization,
         "quantize_activations": False,
+        "data_parallel_size": shape.data,
+        "attention_data_parallel_size": shape.attention_data,
+        "expert_parallel_size": shape.expert,
+        "tensor_parallel_size": shape.model,
         "speculative_config": None,
         "num_scheduler_steps": max(options.num_speculative_tokens - 1, 1),
         "num_blocks_override": None,
@@ -228,4 +252,5 @@ def _new_request(request: Request, block_ids: tuple[list[int], ...], token_ids: 
         num_prompt_tokens=len(token_ids),
         num_computed_tokens=request.num_computed_tokens,
         block_ids=block_ids,
+        rank=request.rank,
     )

@@ -95,6 +95,7 @@ class Speculation:
             request.sampling_params,
             request.key,
             request.cache_salt,
+            request.rank,
         )
 
     def _length(self, request: Request) -> DraftLength:

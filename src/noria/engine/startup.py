@@ -6,28 +6,36 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jax.sharding import Mesh
-
 from noria.batch.buckets import rows_with_drafts
 from noria.cache.paged_cache import PagedCache
-from noria.config import EngineConfig, ModelLimits, ResolvedConfig, cache_home
+from noria.config import EngineConfig, ResolvedConfig
 from noria.engine.core import EngineCore
 from noria.engine.devices import make_engine_mesh
-from noria.engine.draft_model import DraftModelProposer, draft_options
+from noria.engine.draft_model import DraftModelProposer
 from noria.engine.eagle3 import Eagle3Proposer, HeadFiles, open_head
+from noria.engine.loading import (
+    ProgressBar,
+    build_draft_runner,
+    build_runner,
+    check_memory,
+    find_draft,
+    find_model,
+    load_weights_or_shapes,
+    no_bar,
+)
 from noria.engine.speculation import Speculation
 from noria.engine.structured import StructuredRequests
 from noria.errors import ConfigError
 from noria.grammar.compiler import GrammarCompiler
 from noria.models.registry import build_model
 from noria.runner.capture import CaptureReport
-from noria.runner.memory import MemoryPlan, available_bytes
+from noria.runner.memory import MemoryPlan
 from noria.runner.runner import ModelRunner
 from noria.runner.stored import StoredPrograms
 from noria.scheduler.scheduler import Scheduler
@@ -35,18 +43,11 @@ from noria.spec.ngram import NgramProposer
 from noria.text.tokenizer import Tokenizer, load_tokenizer, no_tokenizer
 from noria.weights.base import Checkpoint
 from noria.weights.checkpoint import open_checkpoint
-from noria.weights.hub import resolve_model
 
 if TYPE_CHECKING:
     from noria.engine.hosts.lead import Hosts, LeadRunner
 
 _log = logging.getLogger(__name__)
-# Yields a function (done, total) that shows how far something is; the text says what.
-ProgressBar = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
-
-
-def no_bar(stage: str) -> AbstractContextManager[Callable[[int, int], None]]:
-    return nullcontext(lambda done, total: None)
 
 
 @dataclass(frozen=True)
@@ -161,10 +162,9 @@ def _begin(config: EngineConfig, progress: ProgressBar | None, hosts: Hosts | No
         check_memory(runner, checkpoint)
         resolved, vocab_size, draft = runner.config, runner.model.config.vocab_size, None
         if (options := resolved.speculation) is not None and options.method == "draft_model":
-            draft = _draft(resolved, tokenizer, runner, bar, programs_only)
-        if head is not None:
-            head.load(runner, programs_only=programs_only)
-        report = _make_ready(runner, checkpoint, bar, programs_only, stored)
+            make_draft = make if hosts is None else partial(make, is_draft=True)
+            draft = _draft(make_draft, tokenizer, runner, bar, programs_only)
+        report = _make_ready(runner, checkpoint, head, bar, programs_only, stored)
         eos = _eos_token_ids(checkpoint, tokenizer, vocab_size)
     report = report if draft is None else report.with_draft(draft[1])
     _log.info("%s", report)
@@ -186,67 +186,27 @@ def _speculation(
     return Speculation(proposer, options.num_speculative_tokens)
 
 
-def find_model(config: EngineConfig) -> Path:
-    """Where the model lies on this host. Raises WeightsError."""
-    return resolve_model(config.model, config.revision, cache_home())
-
-
-def build_runner(
-    make: Callable[..., ModelRunner],
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    mesh: Mesh,
-    num_valid_tokens: int,
-    head: HeadFiles | None = None,
-) -> ModelRunner:
-    """make: ModelRunner or a function with its arguments. num_valid_tokens: ids the tokenizer knows; 0 for all that
-    the model has. Raises ConfigError."""
-    model, platform = build_model(checkpoint.config), mesh.devices.flat[0].platform
-    limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
-    resolved = config.resolve(limits, platform)
-    dtype, valid = _dtype(config, checkpoint, platform), num_valid_tokens or limits.vocab_size
-    return make(resolved, model, dtype, mesh, valid, head and head.build(model.config))
-
-
-def load_weights_or_shapes(
-    runner: ModelRunner, checkpoint: Checkpoint, *, programs_only: bool, bar: ProgressBar = no_bar
-) -> None:
-    """Raises WeightsError."""
-    source = None if runner.config.load_format == "dummy" else checkpoint
-    if programs_only:
-        runner.describe_model(source)
-    else:
-        with bar("loading weights") as show:
-            runner.load_model(source, show)
-
-
-def check_memory(runner: ModelRunner, checkpoint: Checkpoint) -> None:
-    """Before anything is read, with the weights as they will lie there: what a GGUF file packs is not unpacked.
-
-    Raises ConfigError when the model does not fit, and WeightsError.
-    """
-    load_weights_or_shapes(runner, checkpoint, programs_only=True)
-    runner.profile_run()
-
-
 def _make_ready(
     runner: ModelRunner,
     checkpoint: Checkpoint,
+    head: HeadFiles | None,
     bar: ProgressBar,
     programs_only: bool,
     stored: StoredPrograms | None = None,
 ) -> StartupReport:
     """Loads or describes the weights, divides the memory that is left, and compiles, or fetches what is stored."""
     begin = time.perf_counter()
-    plan = _load(runner, checkpoint, bar, programs_only)
+    plan = _load(runner, checkpoint, head, bar, programs_only)
     load_s = time.perf_counter() - begin
     capture = _prepare(runner, plan.num_blocks, bar, programs_only, stored)
     return StartupReport(capture.programs, capture.compiled, load_s, capture.seconds, plan)
 
 
-def _load(runner: ModelRunner, checkpoint: Checkpoint, bar: ProgressBar, programs_only: bool) -> MemoryPlan:
+def _load(
+    runner: ModelRunner, checkpoint: Checkpoint, head: HeadFiles | None, bar: ProgressBar, programs_only: bool
+) -> MemoryPlan:
     """Returns the plan with what the weights really take."""
-    here = lambda: load_weights_or_shapes(runner, checkpoint, programs_only=programs_only, bar=bar)
+    here = lambda: load_weights_or_shapes(runner, checkpoint, head, programs_only=programs_only, bar=bar)
     if runner.config.nnodes > 1:
         return _leading(runner).load(here, programs_only=programs_only)
     here()
@@ -272,35 +232,23 @@ def _leading(runner: ModelRunner) -> LeadRunner:
 
 
 def _draft(
-    config: ResolvedConfig, tokenizer: Tokenizer, target: ModelRunner, bar: ProgressBar, programs_only: bool
+    make: Callable[..., ModelRunner], tokenizer: Tokenizer, target: ModelRunner, bar: ProgressBar, programs_only: bool
 ) -> tuple[DraftModelProposer, StartupReport]:
-    """The draft model, ready to serve, before the target divides the memory. config, tokenizer: the target's."""
-    options, vocab_size = config.speculation, target.model.config.vocab_size
-    placement, platform = target.placement, target.platform
-    assert options is not None
-    assert options.model is not None
-    path = resolve_model(options.model, options.revision, cache_home())
-    with open_checkpoint(path, config_only=config.load_format == "dummy") as checkpoint:
-        model = build_model(checkpoint.config)
-        _check_draft(options.model, model.config.vocab_size, tokenizer, vocab_size, path)
-        own = draft_options(config, platform, available_bytes(placement.devices))
-        limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
-        try:
-            resolved = own.resolve(limits, platform)
-            dtype = _dtype(own, checkpoint, platform)
-            runner = ModelRunner(resolved, model, dtype, placement.mesh, tokenizer.vocab_size or vocab_size)
-            runner.clock = target.clock  # they keep one device busy
-            check_memory(runner, checkpoint)
-        except ConfigError as error:
-            raise ConfigError(f"speculative_config: the draft model {options.model}: {error}") from None
-        report = _make_ready(runner, checkpoint, bar, programs_only)
-    cache = PagedCache(runner.layout, report.memory.num_blocks, own.block_size, own.enable_prefix_caching)
-    return DraftModelProposer(runner, cache), report
+    """The draft model, ready to serve, before the target divides the memory. tokenizer: the target's."""
+    vocab_size = target.model.config.vocab_size
+    path = find_draft(target.config)
+    with open_checkpoint(path, config_only=target.config.load_format == "dummy") as checkpoint:
+        _check_draft(target.config, build_model(checkpoint.config).config.vocab_size, tokenizer, vocab_size, path)
+        runner = build_draft_runner(make, checkpoint, target, tokenizer.vocab_size or vocab_size)
+        report = _make_ready(runner, checkpoint, None, bar, programs_only)
+    c = runner.config
+    cache = lambda: PagedCache(runner.layout, report.memory.num_blocks, c.block_size, c.enable_prefix_caching)
+    return DraftModelProposer(runner, [cache() for _ in range(c.num_ranks)]), report
 
 
-def _check_draft(name: str, draft_size: int, tokenizer: Tokenizer, vocab_size: int, path: Path) -> None:
+def _check_draft(config: EngineConfig, draft_size: int, tokenizer: Tokenizer, vocab_size: int, path: Path) -> None:
     """That token ids mean the same to both. Raises ConfigError."""
-    needed = tokenizer.vocab_size or vocab_size
+    name, needed = config.speculation and config.speculation.model, tokenizer.vocab_size or vocab_size
     if not needed <= draft_size <= vocab_size:
         raise ConfigError(
             f"speculative_config: the draft model {name} has a vocabulary of {draft_size} tokens, which must be no "
@@ -346,20 +294,6 @@ def _tokenizer(config: EngineConfig, model: Path) -> Tokenizer:
     if config.skip_tokenizer_init:
         return no_tokenizer()
     return load_tokenizer(Path(config.tokenizer) if config.tokenizer else model, config.chat_template)
-
-
-def _dtype(config: EngineConfig, checkpoint: Checkpoint, platform: str) -> str:
-    """auto: what the checkpoint stores; packed files unpack to float32 on a CPU and to bfloat16 elsewhere."""
-    dtype = config.dtype
-    if dtype == "auto":
-        packed = "float32" if platform == "cpu" else "bfloat16"
-        dtype = packed if checkpoint.quantized else checkpoint.native_dtype
-        if platform == "tpu" and dtype == "float16":
-            dtype = "bfloat16"
-    for option, value in (("dtype", dtype), ("kv_cache_dtype", config.kv_cache_dtype)):
-        if platform == "tpu" and value == "float16":
-            raise ConfigError(f"{option} float16: a TPU does not compute in float16; use bfloat16")
-    return dtype
 
 
 def _eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:

@@ -85,8 +85,12 @@ class Eagle3Head:
             down=matrix(mlps + "down_proj", size, mlp, ("embed", "mlp")),
             final_norm=norm("norm"),
             head=matrix("lm_head", vocab, size, ("vocab", "embed")),
-            offsets=None if vocab == c.vocab_size else Param((vocab,), ("vocab",), "d2t", init="zeros", dtype="int32"),
+            offsets=None if vocab == c.vocab_size else self._offsets(),
         )
+
+    def _offsets(self) -> Param:
+        """Every device has all of them, because any token may be looked up."""
+        return Param((self.config.draft_vocab_size,), ("draft_vocab",), "d2t", init="zeros", dtype="int32")
 
     def fuse(self, weights: HeadWeights, states: jax.Array, rows: jax.Array, ops: Ops) -> jax.Array:
         """states [T, ., E], as the configuration asks; rows: int32, those that count. -> [T, E]."""
@@ -105,7 +109,7 @@ class Eagle3Head:
     ) -> tuple[jax.Array, KVCache]:
         """embedded [T, E]: the tokens that follow, by the model's embedding. hidden [T, E]: fused states, or what this
         returned for the position before. -> [T, E] before the final norm, and the cache."""
-        c, zero, rows = self.config.layer, jnp.int32(0), batch.query_start[-1]
+        c, zero, rows = self.config.layer, jnp.int32(0), batch.num_tokens
         linear = partial(ops.linear.linear, layer=zero, rows=rows)
         parts = (self._norm(weights.embedding_norm)(embedded, zero), self._norm(weights.hidden_norm)(hidden, zero))
         x = jnp.concatenate(parts, axis=-1).astype(hidden.dtype)

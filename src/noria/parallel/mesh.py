@@ -16,6 +16,7 @@ from noria.config import EngineConfig
 from noria.errors import ConfigError
 
 DATA, ATTENTION_DATA, EXPERT, MODEL = AXES = ("data", "attention_data", "expert", "model")
+COPIES = "copies"  # an axis that nothing is split over, of what has fewer parts than there are devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,17 @@ def make_mesh(shape: MeshShape, devices: Sequence[Any], order: Sequence[int] = (
         inner = (shape.data // len(slices), *sizes[1:])
         grid = np.concatenate([_arrange(each, inner) for each in slices])
     return Mesh(grid, tuple(shape.axes))
+
+
+def regroup(mesh: Mesh, shape: MeshShape) -> Mesh:
+    """The devices of a mesh, in the same order, along the axes of another shape. Where it has fewer devices, those that
+    are neighbours in the mesh have copies of each other."""
+    axes, copies = shape.axes, mesh.size // shape.size
+    if copies > 1:
+        axes |= {COPIES: copies}
+    if axes == dict(mesh.shape):
+        return mesh
+    return Mesh(mesh.devices.reshape(tuple(axes.values())), tuple(axes))
 
 
 def pick_devices(devices: Sequence[Any], order: Sequence[int]) -> list[Any]:

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from noria.config import EngineConfig
 from noria.errors import ConfigError
 from noria.models.config import DecoderConfig
-from noria.parallel.mesh import ATTENTION_DATA, DATA, EXPERT, MODEL
+from noria.parallel.mesh import ATTENTION_DATA, DATA, EXPERT, MODEL, MeshShape
 
 AnyMesh = Mesh | AbstractMesh
 # Axes whose devices keep different requests, from the slowest to the fastest: a place along them is a rank.
@@ -33,6 +33,7 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "expert": (ATTENTION_DATA, EXPERT),
         "expert_mlp": (MODEL,),
         "vocab": (ATTENTION_DATA, EXPERT, MODEL),
+        "draft_vocab": (),
         # Of activations. Between the layers of attention all devices of a copy of the model have all its tokens.
         "ranks": RANKS,
         "tokens": (DATA,),
@@ -138,6 +139,17 @@ def possible_sizes(
         return ()
     others = expert_parallel_size, attention_data_parallel_size
     return tuple(size for size in range(1, config.num_heads + 1) if _divides(config, size, *others))
+
+
+def shape_for_drafts(config: DecoderConfig, mesh: AnyMesh) -> MeshShape:
+    """How a model that drafts for the one on the mesh is split over the same devices.
+
+    It has the same ranks, each with a whole one of its own, which as many of the rank's devices share as its heads and
+    its MLP allow. What is split otherwise (experts, or MLPs that ranks share) is for large models.
+    """
+    ranks = num_shards("ranks", mesh)
+    devices = mesh.size // ranks
+    return MeshShape(data=ranks, model=max(size for size in possible_sizes(config) if devices % size == 0))
 
 
 def _divides(config: DecoderConfig, size: int, expert_parallel_size: int, attention_data: int) -> bool:

@@ -14,18 +14,20 @@ from noria.ops.ragged_paged_attention import tpu
 _log = logging.getLogger(__name__)
 
 
-def choose_ops(config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_dtype: str, platform: str) -> Ops:
-    """model: what one device has of it. Raises ConfigError when an op cannot be had."""
+def choose_ops(
+    config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_dtype: str, platform: str, num_devices: int = 1
+) -> Ops:
+    """model: what one device has of it. num_devices: of its mesh. Raises ConfigError when an op cannot be had."""
     ops = Ops.choose(
-        _attention(config, model, dtype, cache_dtype, platform),
-        _choice(config, "linear_backend", dtype, platform),
+        _attention(config, model, dtype, cache_dtype, platform, num_devices),
+        _choice(config, "linear_backend", dtype, platform, num_devices),
         platform,
         quantize_activations=config.quantize_activations,
     )
     if config.quantize_activations and not ops.linear.packed:
         why = (
             f"it needs a CPU, not {platform}" if platform != "cpu"
-            else f"it runs on one device, not on {config.num_devices}" if config.num_devices > 1
+            else f"it runs on one device, not on {num_devices}" if num_devices > 1
             else "it does not compute in float16" if dtype == "float16"
             else f"linear_backend is {config.linear_backend}" if config.linear_backend != "auto"
             else f"the library is {native.status()}"
@@ -34,8 +36,10 @@ def choose_ops(config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_d
     return ops
 
 
-def _attention(config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_dtype: str, platform: str) -> str:
-    choice = _choice(config, "attention_backend", dtype, platform)
+def _attention(
+    config: ResolvedConfig, model: DecoderConfig, dtype: str, cache_dtype: str, platform: str, num_devices: int
+) -> str:
+    choice = _choice(config, "attention_backend", dtype, platform, num_devices)
     if model.mla is not None and platform == "cpu":
         if choice == "native":
             raise ConfigError("attention_backend native does not compute latent attention; use auto or xla")
@@ -60,20 +64,20 @@ def _num_blocks(config: ResolvedConfig) -> int:
     return -(-config.max_model_len // config.block_size)
 
 
-def _choice(config: ResolvedConfig, option: str, dtype: str, platform: str) -> str:
+def _choice(config: ResolvedConfig, option: str, dtype: str, platform: str, num_devices: int = 1) -> str:
     """Of an op that has a native back end, which computes in float32 and bfloat16, on CPUs, on one device; and of the
     linear op's kernels for TPUs, which know one device, too.
 
     option: the name of its option. Raises ConfigError when native was asked for in vain.
     """
-    choice, is_parallel = getattr(config, option), config.num_devices > 1
+    choice, is_parallel = getattr(config, option), num_devices > 1
     if choice == "auto" and platform == "cpu":
         return "xla" if dtype == "float16" or is_parallel else choice
     if choice == "native":
         why = (
             f"it needs a CPU, not {platform}" if platform != "cpu"
             else "it does not compute in float16" if dtype == "float16"
-            else f"it runs on one device, not on {config.num_devices}" if is_parallel
+            else f"it runs on one device, not on {num_devices}" if is_parallel
             else None if native.available()
             else f"the library is {native.status()}"
         )  # fmt: skip
@@ -82,6 +86,6 @@ def _choice(config: ResolvedConfig, option: str, dtype: str, platform: str) -> s
     if choice == "pallas" and option == "linear_backend" and (platform != "tpu" or is_parallel):
         why = f"it needs a TPU, not {platform}"
         if is_parallel:
-            why = f"it runs on one device, not on {config.num_devices}"
+            why = f"it runs on one device, not on {num_devices}"
         raise ConfigError(f"{option} pallas cannot be used: {why}; use auto or xla")
     return choice

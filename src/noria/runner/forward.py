@@ -51,7 +51,7 @@ class ForwardPasses:
         size = (self._shape.all_logit_rows, steps.model.config.hidden_size)
         self._hidden = placement.by_token(size, dtype)
         places, by_token = jax.tree.map(lambda leaf: leaf.sharding, cache), self._hidden.sharding
-        outputs = (places, by_token, by_token, placement.replicated)
+        outputs = (places, by_token, by_token, by_token)
         make = lambda steps: lowering(steps.forward, donate_argnums=1, out_shardings=outputs)
         self._forward = make(steps)
         if (long := self._shape.long) is not None:

@@ -84,7 +84,7 @@ class ModelRunner:
         self.platform = self.placement.devices[0].platform
         self.dtype = dtype
         self.cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        ops = choose_ops(config, self._model_on_one, dtype, self.cache_dtype, self.platform)
+        ops = choose_ops(config, self._model_on_one, dtype, self.cache_dtype, self.platform, mesh.size)
         self._ops = on_mesh(ops, self.placement)
         self._place = WeightPlace(MatrixForm(ops.linear.packed, config.quantization), dtype, self.placement)
         self.layout: CacheLayout = plan_layout(model.config.windows)
@@ -104,7 +104,7 @@ class ModelRunner:
         self._sampled: Any = None  # [L] int32: tokens of the last step that sampled, on the device
         self._passed: Passed | None = None  # of the last step that was no burst
         self.head = head and HeadRunner(
-            head, config, self._place, self.layout, self.cache_dtype, self._programs, self.clock
+            head, config, self.placement, dtype, self.layout, self.cache_dtype, self._programs, self.clock
         )
         self._shaper: Any = None
         self._passes: Any = None  # ForwardPasses
@@ -117,6 +117,11 @@ class ModelRunner:
     @property
     def supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
+
+    @property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """Of the model, and of a head."""
+        return (self.placement.mesh, *((self.head.mesh,) if self.head else ()))
 
     @property
     def num_programs(self) -> int:
@@ -219,7 +224,8 @@ class ModelRunner:
         # Rounded up, because to compile takes long: neighbouring values of the option share their programs.
         max_steps = max(8, 1 << (self.config.num_scheduler_steps - 1).bit_length())
         decode = DecodeProgram(steps, max_steps, head).decode
-        self._decode = lowering(decode, donate_argnums=(1, 5), out_shardings=(places, whole, whole, whole))
+        head_places = self.head.places if self.head else whole
+        self._decode = lowering(decode, donate_argnums=(1, 5), out_shardings=(places, whole, whole, head_places))
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -375,7 +381,7 @@ class ModelRunner:
 
     def _decode_job(self, inputs: StepInputs) -> Callable[[], Any]:
         packed = self.placement.by_rank(inputs.forward), self.placement.by_copy(inputs.sample)
-        head = (self.head.state, self.head.weights, self.placement.host(inputs.head)) if self.head else ()
+        head = self.head.decode_arguments(inputs) if self.head else ()
         return lambda: self._decode(self._weights, self._cache, self._sampled, *packed, *head)
 
     def _sample_job(self, inputs: StepInputs) -> Callable[[], Any]:

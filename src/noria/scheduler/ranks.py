@@ -69,6 +69,10 @@ class Ranks:
             self.num_running[rank] += 1
         return block_ids
 
+    def allocate(self, request: Request, num_new_tokens: int) -> BlockIds | None:
+        """PagedCache.allocate of its rank."""
+        return self.caches[request.rank].allocate(request, num_new_tokens)
+
     def leave(self, request: Request) -> None:
         self.caches[request.rank].free(request)
         self.num_running[request.rank] -= 1

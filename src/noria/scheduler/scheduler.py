@@ -244,14 +244,14 @@ class Scheduler:
         return max(num_steps, 1)
 
     def reserve(self, wanted: Mapping[str, int]) -> dict[str, tuple[int, BlockIds]]:
-        """Makes room for drafts before they are made, on the one rank; wanted: how many, by request, see schedule(). To
-        be called right before it. Returns how many can be verified, and the new blocks; nothing if there is no room."""
-        (cache,), (most,) = self._ranks.caches, self._ranks.room_for_drafts(self._rows_with_drafts)
-        counts = cut_counts(wanted, most)
+        """Makes room for drafts before they are made; wanted: how many, by request, see schedule(). To be called right
+        before it. Returns how many can be verified, and the new blocks; nothing if there is no room."""
+        counts = dict[str, int]()
+        for rank, most in enumerate(self._ranks.room_for_drafts(self._rows_with_drafts)):
+            counts |= cut_counts({name: n for name, n in wanted.items() if self._requests[name].rank == rank}, most)
         if not counts or not self._has_room_for(counts):
             return {}
-        requests = {request_id: self._requests[request_id] for request_id in counts}
-        return {name: (counts[name], cache.allocate(r, 1 + counts[name]) or ()) for name, r in requests.items()}
+        return {name: (n, self._ranks.allocate(self._requests[name], 1 + n) or ()) for name, n in counts.items()}
 
     def _has_room_for(self, counts: Mapping[str, int]) -> bool:
         """Whether all that run can go on and verify so many drafts."""
@@ -284,7 +284,7 @@ class Scheduler:
             most_drafts = min(step.drafts_left[request.rank], budget - num_tokens)
             guesses = drafts.get(request.request_id, [])[: max(most_drafts, 0)]
             num_tokens += len(guesses)
-            while (new_block_ids := self._ranks.caches[request.rank].allocate(request, num_tokens)) is None:
+            while (new_block_ids := self._ranks.allocate(request, num_tokens)) is None:
                 victim = self._ranks.pop_last(self._running, request.rank)
                 self._preempt(victim, step)
                 if victim is request:

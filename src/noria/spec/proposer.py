@@ -19,6 +19,7 @@ class DraftRequest(NamedTuple):
     sampling_params: SamplingParams
     random_key: int  # the 64 bits that its tokens are sampled with
     cache_salt: str | None = None  # keeps prefix-cache entries of tenants apart
+    rank: int = 0  # that has the request now
 
 
 class Proposer(Protocol):

@@ -88,7 +88,7 @@ class DecodeProgram:
             if self.head is None:
                 return after
             followed = self.head.follow_one(
-                weights.embedding, head_weights, after.head, states, after.newest, batch, head_rows
+                weights.embedding, head_weights, after.head, states, after.newest, batch, lens, head_rows
             )
             return dataclasses.replace(after, head=followed)
 

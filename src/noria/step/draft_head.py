@@ -20,7 +20,7 @@ from noria.models.eagle3 import Eagle3Head, HeadWeights
 from noria.ops.backends import Ops
 from noria.ops.ragged_paged_attention.api import KVCache, LayerAddress, RaggedBatch
 from noria.step.programs import StepPrograms, ragged_batch, unpack_sample_inputs
-from noria.step.sample import all_plain_greedy, count_rows, sample
+from noria.step.sample import all_plain_greedy, sample
 
 
 @tree_util.register_dataclass
@@ -29,7 +29,7 @@ class HeadState:
     """What the head keeps from step to step."""
 
     cache: KVCache
-    hidden: jax.Array  # [max_num_seqs, E]: by row of the batch, what it yielded at the last token computed
+    hidden: jax.Array  # [ranks, rows, E]: by row of each rank, what it yielded at the last token computed
 
 
 @tree_util.register_dataclass
@@ -47,7 +47,7 @@ class HeadPrograms:
 
     head: Eagle3Head
     steps: StepPrograms
-    ops: Ops
+    ops: Ops  # of the head; how the model is split, whose embedding it has, may be another way
     group: int  # cache group whose block tables the head shares
     window: int  # how far it sees
     max_drafts: int
@@ -65,21 +65,23 @@ class HeadPrograms:
         """After a step. embedding: the model's. states: the wanted ones of the step's tokens. sampled: [L], by this
         step. forward: packed ForwardInputs. packed: HeadInputs. state is donated.
 
-        -> state, and the number of tokens that came, by which the host sees that the program has ended.
+        -> state, and the number of rows that went on, by which the host sees that the program has ended.
         """
         shape = self.steps.shape
         inputs = ForwardInputs.of_ranks(forward, shape)
-        head = HeadInputs.unpack(packed, shape, inputs.token_ids.shape[0])
-        known = head.next_sources < 0
-        token_ids = jnp.where(known, head.next_ids, sampled[jnp.maximum(head.next_sources, 0)])
-        hidden, cache = self._run(embedding, weights, state.cache, states, token_ids, ragged_batch(inputs))
+        head = HeadInputs.unpack(packed, shape, inputs.token_ids.shape[0] // shape.num_ranks)
+        next_ids, sources = head.next_ids.reshape(-1), head.next_sources.reshape(-1)
+        token_ids = jnp.where(sources < 0, next_ids, sampled[jnp.maximum(sources, 0)])
+        batch = ragged_batch(inputs, shape.num_ranks)
+        hidden, cache = self._run(embedding, weights, state.cache, states, token_ids, batch)
         # The last token of a request that counts says where it stands; of a chunk of a prompt it is the last.
-        came, rows = known[inputs.logit_rows] | (sampled != NOT_SAMPLED), head.state_rows
-        goes_on = (rows[1:] == rows[:-1]) & came[1:]
-        is_last = came & ~jnp.pad(goes_on, (0, 1))
+        rows = head.state_rows.reshape(shape.num_ranks, -1)
+        came = self.steps.of_ranks(token_ids[:, None] != NOT_SAMPLED, inputs.logit_rows).reshape(rows.shape)
+        goes_on = (rows[:, 1:] == rows[:, :-1]) & came[:, 1:]
+        is_last = came & ~jnp.pad(goes_on, ((0, 0), (0, 1)))
         rows = jnp.where(is_last, rows, shape.num_rows)
-        state = HeadState(cache, state.hidden.at[rows].set(hidden[inputs.logit_rows], mode="drop"))
-        return state, jnp.sum(came, dtype=jnp.int32)
+        state = HeadState(cache, _put(state.hidden, rows, self.steps.of_ranks(hidden, inputs.logit_rows)))
+        return state, jnp.sum(rows < shape.num_rows, dtype=jnp.int32)
 
     def follow_one(
         self,
@@ -89,16 +91,18 @@ class HeadPrograms:
         states: jax.Array | None,
         token_ids: jax.Array,
         batch: RaggedBatch,
+        seq_lens: jax.Array,
         rows: jax.Array | None,
     ) -> HeadState:
-        """The same for a pass with one token for each row. token_ids [R]: the tokens that follow. rows [R]: of the
-        batch; padding behind the last."""
+        """The same for a pass with one token for each row. token_ids [R]: the tokens that follow. seq_lens [R]: 0 for
+        rows that take no part. rows: R in all, as of DraftInputs."""
         assert state is not None
         assert states is not None
         assert rows is not None
         hidden, cache = self._run(embedding, weights, state.cache, states, token_ids, batch)
-        rows = jnp.where(batch.seq_lens[: rows.shape[0]] > 0, rows, self.steps.shape.num_rows)
-        return HeadState(cache, state.hidden.at[rows].set(hidden, mode="drop"))
+        shape = self.steps.shape
+        rows = jnp.where(seq_lens > 0, rows.reshape(-1), shape.num_rows).reshape(shape.num_ranks, -1)
+        return HeadState(cache, _put(state.hidden, rows, hidden))
 
     def draft(
         self,
@@ -111,13 +115,13 @@ class HeadPrograms:
     ) -> tuple[HeadState, jax.Array]:
         """Drafts for requests whose tokens are all known: num_steps of each row of `sample`, at `position` and behind.
 
-        forward: packed ForwardInputs, of which the block tables count. rows [R]: of the batch. state is donated.
-        -> state, and drafts [max_drafts, R], NOT_SAMPLED behind the last of a row.
+        forward: packed ForwardInputs, of which the block tables count. rows: R in all, as of DraftInputs. state is
+        donated. -> state, and drafts [max_drafts, R], NOT_SAMPLED behind the last of a row.
         """
-        inputs = unpack_sample_inputs(sample)
-        first = ForwardInputs.unpack(forward, self.steps.shape, rows.shape[0])
-        hidden = state.hidden[jnp.minimum(rows, self.steps.shape.num_rows - 1)]
-        tokens = jnp.full((self.max_drafts, rows.shape[0]), NOT_SAMPLED, jnp.int32)
+        inputs, shape = unpack_sample_inputs(sample), self.steps.shape
+        first = ForwardInputs.of_ranks(forward, shape)
+        hidden = _take(state.hidden, jnp.minimum(rows, shape.num_rows - 1).reshape(shape.num_ranks, -1))
+        tokens = jnp.full((self.max_drafts, hidden.shape[0]), NOT_SAMPLED, jnp.int32)
         start = _Drafting(state, hidden, tokens.at[0].set(self._choose(weights, hidden, inputs, 0)), jnp.int32(1))
 
         def one_pass(drafting: _Drafting) -> _Drafting:
@@ -125,7 +129,7 @@ class HeadPrograms:
             # The newest token is at position + count - 1, and what is made of it has the place before.
             lens = jnp.where(count < inputs.num_steps, inputs.position + count - 1, 0)
             token_ids = drafting.tokens[count - 1]
-            batch = one_token_each(first, lens)
+            batch = one_token_each(first, lens, shape.num_ranks)
             hidden, cache = self._step(embedding, weights, drafting.head.cache, drafting.hidden, token_ids, batch)
             drawn = self._choose(weights, hidden, inputs, count)
             head = dataclasses.replace(drafting.head, cache=cache)
@@ -141,7 +145,7 @@ class HeadPrograms:
         """The draft behind `count` others, drawn as the model draws; NOT_SAMPLED for rows that want no more."""
         alive = count < inputs.num_steps
         inputs = dataclasses.replace(inputs, position=inputs.position + count)
-        num_rows = count_rows(inputs)
+        num_rows = self.steps.rows_that_count(inputs)
         ops, vocab = self.ops, self.steps.model.config.vocab_size
 
         def draw(hidden: jax.Array) -> jax.Array:
@@ -161,7 +165,7 @@ class HeadPrograms:
         batch: RaggedBatch,
     ) -> tuple[jax.Array, KVCache]:
         """states [T, ., E]: of the model."""
-        fused = self.head.fuse(weights, states, batch.query_start[-1], self.ops)
+        fused = self.head.fuse(weights, states, batch.num_tokens, self.ops)
         return self._step(embedding, weights, cache, fused, token_ids, batch)
 
     def _step(
@@ -173,10 +177,20 @@ class HeadPrograms:
         token_ids: jax.Array,
         batch: RaggedBatch,
     ) -> tuple[jax.Array, KVCache]:
-        ops = self.ops
-        embedded = ops.linear.embed(embedding, jnp.maximum(token_ids, 0), hidden.dtype)
+        embedded = self.steps.ops.linear.embed(embedding, jnp.maximum(token_ids, 0), hidden.dtype)
         address = LayerAddress(jnp.int32(self.group), jnp.int32(0), jnp.int32(self.window))
-        return self.head.forward(weights, cache, embedded, hidden, batch, address, ops)
+        return self.head.forward(weights, cache, embedded, hidden, batch, address, self.ops)
+
+
+def _put(kept: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
+    """kept: as of HeadState. rows [ranks, R]: of each rank; others than it has are left out. values [ranks * R, E]."""
+    put = lambda kept, rows, values: kept.at[rows].set(values, mode="drop")
+    return jax.vmap(put)(kept, rows, values.reshape(*rows.shape, -1))
+
+
+def _take(kept: jax.Array, rows: jax.Array) -> jax.Array:
+    """The same back: [ranks * R, E]."""
+    return jax.vmap(lambda kept, rows: kept[rows])(kept, rows).reshape(rows.size, -1)
 
 
 def one_token_each(first: ForwardInputs, seq_lens: jax.Array, num_ranks: int = 1) -> RaggedBatch:

@@ -60,7 +60,7 @@ class StepPrograms:
         token_ids = known_tokens(inputs, sampled)
         batch = ragged_batch(inputs, self.shape.num_ranks)
         cache, hidden, states = self.run_model(weights, cache, token_ids, batch)
-        return cache, self._of_ranks(hidden, inputs.logit_rows), hidden, states
+        return cache, self.of_ranks(hidden, inputs.logit_rows), hidden, states
 
     def sample(self, weights: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
         """hidden [L, E]; packed: int32, see SampleInputs.of_ranks, of R rows. -> token ids [L], of which the first R
@@ -77,7 +77,7 @@ class StepPrograms:
         each = (array.reshape(ranks, -1) for array in (token_ids, inputs.draft, inputs.place))
         return jax.vmap(own)(*each).reshape(-1)
 
-    def _of_ranks(self, hidden: jax.Array, rows: jax.Array) -> jax.Array:
+    def of_ranks(self, hidden: jax.Array, rows: jax.Array) -> jax.Array:
         """hidden [T, E]; rows: of each rank, counted from where its tokens begin."""
         ranks = self.shape.num_ranks
         if ranks == 1:
@@ -113,7 +113,7 @@ class StepPrograms:
         """
         inputs, shaping = unpack_sample_inputs(packed), ShapingInputs.of_ranks(packed_shaping, _to_float)
         rows = inputs.position.shape[0]
-        num_rows = self._that_count(inputs)
+        num_rows = self.rows_that_count(inputs)
         raw = self._logits(weights, self._first(hidden, rows), num_rows)
         logits = apply_mask(shape(raw, inputs, shaping, tables, sampled), mask)
         logits = lax.optimization_barrier(logits)
@@ -157,7 +157,7 @@ class StepPrograms:
 
     def next_tokens(self, weights: Any, hidden: jax.Array, inputs: SampleInputs) -> jax.Array:
         """hidden [R, E] -> token ids [R]."""
-        num_rows = self._that_count(inputs)
+        num_rows = self.rows_that_count(inputs)
 
         def choose(hidden: jax.Array) -> jax.Array:
             logits = self.model.logits(weights, hidden, num_rows, self.ops)
@@ -171,7 +171,7 @@ class StepPrograms:
         # The cap makes large logits equal, so the first of them must be looked for after it.
         return choose(hidden)
 
-    def _that_count(self, inputs: SampleInputs) -> jax.Array:
+    def rows_that_count(self, inputs: SampleInputs) -> jax.Array:
         """The number of rows before the padding; of several ranks each has its own, and all count."""
         return count_rows(inputs) if self.shape.num_ranks == 1 else jnp.int32(inputs.num_steps.shape[0])
 

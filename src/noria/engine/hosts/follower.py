@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ import msgspec
 
 from noria.config import EngineConfig
 from noria.engine.devices import make_engine_mesh
+from noria.engine.eagle3 import HeadFiles, open_head
 from noria.engine.hosts.link import (
     BEAT_S,
     GOODBYE_S,
@@ -29,6 +31,7 @@ from noria.engine.hosts.link import (
 from noria.engine.hosts.meeting import join
 from noria.engine.hosts.messages import (
     Beat,
+    Draft,
     Execute,
     Failed,
     Load,
@@ -43,10 +46,18 @@ from noria.engine.hosts.messages import (
     schedule_of,
 )
 from noria.engine.hosts.world import become_one, check_share, greet
-from noria.engine.startup import build_runner, check_memory, find_model, load_weights_or_shapes
+from noria.engine.loading import (
+    build_draft_runner,
+    build_runner,
+    check_memory,
+    find_draft,
+    find_model,
+    load_weights_or_shapes,
+)
 from noria.errors import ConfigError, EngineDeadError, NoriaError, named
 from noria.runner.results import SampledTokens
 from noria.runner.runner import ModelRunner
+from noria.weights.base import Checkpoint
 from noria.weights.checkpoint import open_checkpoint
 
 
@@ -162,6 +173,8 @@ class _Lead:
 
 
 class _Follower:
+    """Its runners are made at the first word about weights, which says what host 0 alone knows."""
+
     def __init__(self, config: EngineConfig, lead: _Lead, note: Callable[[str], None]) -> None:
         self._config = config
         self._lead = lead
@@ -169,46 +182,68 @@ class _Follower:
         self._mesh = make_engine_mesh(config)
         greet(self._mesh)
         self._path: Path = find_model(config)
-        self._runner: ModelRunner | None = None
+        self._runner: ModelRunner | None = None  # of the model
+        self._draft: ModelRunner | None = None  # of the one that drafts
         self._programs_only = False
-        self._in_flight: deque[SampledTokens] = deque()
+        self._in_flight: dict[bool, deque[SampledTokens]] = {False: deque(), True: deque()}  # by is_draft
 
     def run(self) -> None:
         try:
             for message in self._lead.messages():
                 self._obey(message)
         finally:
-            if self._runner is not None:
-                self._runner.close()
+            for runner in (self._draft, self._runner):
+                if runner is not None:
+                    runner.close()
 
     def _obey(self, message: Message) -> None:
-        if isinstance(message, Load):
-            return self._load(message)
-        runner = self._runner
-        assert runner is not None, "host 0 says first what to load"
         match message:
-            case Prepare(num_blocks):
-                runner.initialize_kv_cache(num_blocks, allocate=not self._programs_only)
-                runner.capture_model()
-                self._lead.send(Prepared())
-                self._note(f"host {self._config.node_rank} follows")
+            case Load():
+                self._load(message)
+            case Prepare():
+                self._prepare(message)
             case Execute():
-                runner.execute_model(schedule_of(message))
+                self._of(message.is_draft).execute_model(schedule_of(message))
             case Sample():
-                self._in_flight.append(runner.sample_tokens(masks_of(message)))
+                self._in_flight[message.is_draft].append(self._of(message.is_draft).sample_tokens(masks_of(message)))
             case Take():
-                self._in_flight.popleft().result()
+                self._in_flight[message.is_draft].popleft().result()
+            case Draft(wanted):
+                self._of(is_draft=False).draft(wanted)
             case _:
                 raise EngineDeadError(f"host 0 said {type(message).__name__}, which is not for a host that follows")
 
+    def _of(self, is_draft: bool) -> ModelRunner:
+        runner = self._draft if is_draft else self._runner
+        assert runner is not None, "host 0 says first what to load"
+        return runner
+
     def _load(self, message: Load) -> None:
-        config, self._programs_only = self._config, message.programs_only
-        with open_checkpoint(self._path, config_only=config.load_format == "dummy") as checkpoint:
-            runner = build_runner(ModelRunner, config, checkpoint, self._mesh, message.num_valid_tokens)
-            check_memory(runner, checkpoint)
-            load_weights_or_shapes(runner, checkpoint, programs_only=message.programs_only)
-        self._runner = runner
+        self._programs_only = message.programs_only
+        with ExitStack() as files:
+            checkpoint, head = self._open(self._path, files), open_head(self._config, files)
+            runner = self._runner = self._runner or self._build(checkpoint, head, message.num_valid_tokens)
+            if message.is_draft:
+                checkpoint, head = self._open(find_draft(self._config), files), None
+                runner = self._draft = build_draft_runner(ModelRunner, checkpoint, runner, message.num_valid_tokens)
+            load_weights_or_shapes(runner, checkpoint, head, programs_only=message.programs_only)
         self._lead.send(Loaded(runner.profile_run().available))
+
+    def _open(self, path: Path, files: ExitStack) -> Checkpoint:
+        return files.enter_context(open_checkpoint(path, config_only=self._config.load_format == "dummy"))
+
+    def _build(self, checkpoint: Checkpoint, head: HeadFiles | None, num_valid_tokens: int) -> ModelRunner:
+        runner = build_runner(ModelRunner, self._config, checkpoint, self._mesh, num_valid_tokens, head)
+        check_memory(runner, checkpoint)
+        return runner
+
+    def _prepare(self, message: Prepare) -> None:
+        runner = self._of(message.is_draft)
+        runner.initialize_kv_cache(message.num_blocks, allocate=not self._programs_only)
+        runner.capture_model()
+        self._lead.send(Prepared())
+        if not message.is_draft:
+            self._note(f"host {self._config.node_rank} follows")
 
 
 @contextlib.contextmanager

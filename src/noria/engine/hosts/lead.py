@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import jax
 import msgspec
 
+from noria.cache.layout import BlockIds
 from noria.config import EngineConfig
 from noria.engine.hosts.link import (
     BEAT_S,
@@ -30,6 +31,7 @@ from noria.engine.hosts.link import (
 from noria.engine.hosts.meeting import gather
 from noria.engine.hosts.messages import (
     Beat,
+    Draft,
     Failed,
     Load,
     Loaded,
@@ -209,37 +211,45 @@ class LeadRunner(ModelRunner):
     `load` and `prepare` are for its start, in place of load_model, initialize_kv_cache and capture_model.
     """
 
-    def __init__(self, hosts: Hosts, *arguments: Any) -> None:
+    def __init__(self, hosts: Hosts, *arguments: Any, is_draft: bool = False) -> None:
+        """is_draft: of the model that drafts; the hosts end with the other one."""
         super().__init__(*arguments)
         self.hosts = hosts
+        self._is_draft = is_draft
 
     def load(self, here: Callable[[], None], *, programs_only: bool) -> MemoryPlan:
         """All hosts load at the same time. here: what this one does. Returns the plan that fits every host."""
-        told, _ = self.hosts.ask(Load(self._num_valid_tokens, programs_only), Loaded, here)
+        told, _ = self.hosts.ask(Load(self._num_valid_tokens, programs_only, self._is_draft), Loaded, here)
         plan = self.profile_run()
         least = min([plan.available, *(other.available for other in told)])
         return plan if least == plan.available else self.profile_run(least)
 
     def prepare(self, num_blocks: int, here: Callable[[], CaptureReport]) -> CaptureReport:
         """The same for cache and programs."""
-        _, report = self.hosts.ask(Prepare(num_blocks), Prepared, here)
+        _, report = self.hosts.ask(Prepare(num_blocks, self._is_draft), Prepared, here)
         return report
 
     def execute_model(self, schedule: Schedule) -> tuple[str, ...]:
-        self.hosts.tell(execute(schedule))
+        self.hosts.tell(execute(schedule, is_draft=self._is_draft))
         with self.hosts.guard():
             return super().execute_model(schedule)
 
     def sample_tokens(self, masks: GrammarMasks | None = None) -> SampledTokens:
-        self.hosts.tell(sample(masks))
+        self.hosts.tell(sample(masks, is_draft=self._is_draft))
         with self.hosts.guard():
             sampled = super().sample_tokens(masks)
         fields = {field.name: getattr(sampled, field.name) for field in dataclasses.fields(sampled)}
-        return SharedTokens(**fields, hosts=self.hosts)
+        return SharedTokens(**fields, hosts=self.hosts, is_draft=self._is_draft)
+
+    def draft(self, wanted: dict[str, tuple[int, BlockIds]]) -> dict[str, list[int]]:
+        self.hosts.tell(Draft(wanted))
+        with self.hosts.guard():
+            return super().draft(wanted)
 
     def close(self) -> None:
         super().close()
-        self.hosts.close()
+        if not self._is_draft:
+            self.hosts.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +257,10 @@ class SharedTokens(SampledTokens):
     """Tokens that the other hosts take at the same point of the order of things, so that they know them, too."""
 
     hosts: Hosts | None = None
+    is_draft: bool = False
 
     def result(self) -> StepResult:
         assert self.hosts is not None
-        self.hosts.tell(Take())
+        self.hosts.tell(Take(self.is_draft))
         with self.hosts.guard():
             return super(SharedTokens, self).result()

@@ -1,6 +1,7 @@
 """What hosts say to each other: typed messages in MessagePack, never pickle.
 
-Host 0 plans, and tells the others in the order in which it calls its own runner; everything else they know themselves.
+Host 0 plans, and tells the others in the order in which it calls its own runners; everything else they know themselves.
+There is one for the model and, where a second model drafts, one for that: `is_draft` says which is meant.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from noria.cache.layout import BlockIds
 from noria.engine.messages import pack_params, unpack_params
 from noria.scheduler.schedule import GrammarMasks, NewRequest, Schedule
 
@@ -76,25 +78,37 @@ class Load(msgspec.Struct, tag=True, frozen=True):
 
     num_valid_tokens: int  # as ModelRunner wants it
     programs_only: bool
+    is_draft: bool
 
 
 class Prepare(msgspec.Struct, tag=True, frozen=True):
     """Make the cache, and compile."""
 
     num_blocks: int
+    is_draft: bool
 
 
 class Execute(msgspec.Struct, tag=True, frozen=True):
     schedule: WireSchedule  # pyright: ignore[reportInvalidTypeForm]
+    is_draft: bool = False
 
 
 class Sample(msgspec.Struct, tag=True, frozen=True):
     request_ids: tuple[str, ...] = ()  # as in GrammarMasks, for sample_tokens; () for none
     bitmask: bytes = b""
+    is_draft: bool = False
 
 
 class Take(msgspec.Struct, tag=True, frozen=True):
     """Wait for the result of the oldest step of which that was not done."""
+
+    is_draft: bool = False
+
+
+class Draft(msgspec.Struct, tag=True, frozen=True):
+    """Let the model's head make drafts."""
+
+    wanted: dict[str, tuple[int, BlockIds]]  # as ModelRunner.draft wants it
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
@@ -102,14 +116,14 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
 
 
 Message = (
-    Beat | Failed | Hello | Loaded | Prepared | Welcome | Load | Prepare | Execute | Sample | Take | Stop
+    Beat | Failed | Hello | Loaded | Prepared | Welcome | Load | Prepare | Execute | Sample | Take | Draft | Stop
 )  # fmt: skip
 
 
-def execute(schedule: Schedule) -> Execute:
+def execute(schedule: Schedule, *, is_draft: bool = False) -> Execute:
     new = tuple(WireRequest(**_fields(new, sampling_params=pack_params(new.sampling_params)))
                 for new in schedule.new_requests)  # fmt: skip
-    return Execute(WireSchedule(**_fields(schedule, new_requests=new)))
+    return Execute(WireSchedule(**_fields(schedule, new_requests=new)), is_draft)
 
 
 def schedule_of(message: Execute) -> Schedule:
@@ -122,8 +136,10 @@ def _request_of(wire: Any) -> NewRequest:
     return NewRequest(**{**fields, "sampling_params": unpack_params(fields["sampling_params"])})
 
 
-def sample(masks: GrammarMasks | None) -> Sample:
-    return Sample() if masks is None else Sample(masks.request_ids, masks.bitmask.tobytes())
+def sample(masks: GrammarMasks | None, *, is_draft: bool = False) -> Sample:
+    if masks is None:
+        return Sample(is_draft=is_draft)
+    return Sample(masks.request_ids, masks.bitmask.tobytes(), is_draft)
 
 
 def masks_of(message: Sample) -> GrammarMasks | None:

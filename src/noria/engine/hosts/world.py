@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -50,13 +52,20 @@ def become_one(config: EngineConfig) -> None:
 
 
 def greet(mesh: Mesh) -> None:
-    """A first sum over all devices of the mesh: what is in the way between hosts shows before anything is loaded."""
-    everywhere = PartitionSpec(tuple(mesh.axis_names))
-    one = jax.make_array_from_callback((mesh.size,), NamedSharding(mesh, everywhere), lambda _: np.ones(1, np.int32))
+    """First sums over all devices of the mesh, and over those along each axis: what is in the way between hosts shows
+    before anything is loaded."""
+    axes = tuple(mesh.axis_names)
+    split = lambda names: NamedSharding(mesh, PartitionSpec(*(name if name in names else None for name in axes)))
+    ones = np.ones((1,) * len(axes), np.int32)
+    everywhere = jax.make_array_from_callback(mesh.devices.shape, split(axes), lambda _: ones)
     with _stdout_to_stderr():  # the CPU's collectives say on stdout, which is the answer's, that they are connected
-        total = jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(one)
-        if int(total) != mesh.size:
-            raise ConfigError(f"the {mesh.size} devices of the hosts add up to {int(total)}; is the network sound?")
+        for summed in (axes, *((name,) for name in axes)):
+            places = tuple(map(axes.index, summed))
+            add = partial(jnp.sum, axis=places, keepdims=True)
+            rest = split(set(axes) - set(summed))
+            total = jax.jit(add, out_shardings=rest)(everywhere).addressable_shards[0].data.item()
+            if total != (size := math.prod(mesh.shape[name] for name in summed)):
+                raise ConfigError(f"{size} devices of the hosts add up to {total}; is the network sound?")
 
 
 @contextlib.contextmanager
