@@ -49,18 +49,21 @@ def test_ranks_along_both_axes_answer_like_one_device(tiny_text_model: Path, com
 
 
 @pytest.mark.slow
-def test_every_shape(tiny_text_model: Path, compile_cache_dir: str) -> None:
-    engines: dict[str, dict[str, Any]] = {
-        "one": {},
-        "data 2": DATA_2,
-        "data 2 x tensor 2": DATA_2_TENSOR_2,
-        "attention-data 2": {**ATTENTION_2, "device_order": [6, 1]},
-        "attention-data 4": ATTENTION_4,
-        "attention-data 2 x tensor 4": {**ATTENTION_2, "tensor_parallel_size": 4},
-        "2 slices": {**DATA_2_TENSOR_2, "slices": 2},
-        "8 ranks": {"data_parallel_size": 8},
-    }
-    check(run(tiny_text_model, engines, compile_cache_dir, speaks=True))
+@pytest.mark.parametrize(
+    "engines",
+    [
+        {"data 2": DATA_2, "data 2 x tensor 2": DATA_2_TENSOR_2, "2 slices": {**DATA_2_TENSOR_2, "slices": 2}},
+        {
+            "attention-data 2": {**ATTENTION_2, "device_order": [6, 1]},
+            "attention-data 4": ATTENTION_4,
+            "attention-data 2 x tensor 4": {**ATTENTION_2, "tensor_parallel_size": 4},
+        },
+        {"8 ranks": {"data_parallel_size": 8}},
+    ],
+    ids=["data", "attention-data", "8 ranks"],
+)
+def test_every_shape(tiny_text_model: Path, compile_cache_dir: str, engines: dict[str, dict[str, Any]]) -> None:
+    check(run(tiny_text_model, {"one": {}, **engines}, compile_cache_dir, speaks=True))
 
 
 @pytest.mark.slow

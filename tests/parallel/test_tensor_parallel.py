@@ -24,7 +24,7 @@ def on_eight_devices(worker: Path, job: dict[str, Any]) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=850,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
