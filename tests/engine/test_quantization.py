@@ -52,7 +52,8 @@ def _answers(compile_cache_dir: str, **options) -> tuple[list[list[int]], int]:
         return tokens, llm.stats.startup.memory.weights
 
 
-@pytest.mark.parametrize("load_format", ["auto", pytest.param("dummy", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
 def test_8_bit_weights_on_xla(load_format: str, answers: Answers):
     tokens, size = answers(load_format=load_format, quantization="int8", **XLA)
     assert size < 0.4 * (MODEL / "model.safetensors").stat().st_size  # which is float32
