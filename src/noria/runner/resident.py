@@ -41,5 +41,6 @@ def _clean_pages() -> Iterator[tuple[int, int]]:
     """
     for begin, end, sizes in _LIBRARY.findall(_SMAPS.read_text()):
         kib = {name: int(number) for name, number in _SIZE.findall(sizes)}
-        if kib["Rss"] >= _MIN_KIB and kib["Anonymous"] == kib["Swap"] == 0:
+        # A kernel that does not tell all of them gets nothing back.
+        if kib.get("Rss", 0) >= _MIN_KIB and kib.get("Anonymous") == kib.get("Swap") == 0:
             yield int(begin, 16), int(end, 16) - int(begin, 16)
