@@ -19,10 +19,11 @@ from combo_jobs import MAX_MODEL_LEN, Job
 from noria.batch.inputs import NOT_SAMPLED
 from noria.batch.pack import StepInputs
 from noria.config import EngineConfig, StructuredOutputsParams
+from noria.engine import startup
 from noria.engine.admission import Admission
 from noria.engine.core import EngineCore
+from noria.engine.draft_model import DraftModelProposer
 from noria.engine.request import FinishReason, Request, RequestStatus
-from noria.engine.startup import start
 from noria.engine.structured import StructuredRequests
 from noria.grammar.compiler import GrammarCompiler
 from noria.grammar.matcher import Matcher
@@ -77,6 +78,16 @@ class WatchedDecode(DecodeProgram):
         after = super()._sample(weights, hidden, inputs, burst)
         sums = jnp.where(burst.alive, checksums(hidden), NOT_SAMPLED)
         return dataclasses.replace(after, tokens=after.tokens.at[self.max_steps // 2 + burst.step].set(sums))
+
+
+def _unwatched(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A draft model's burst is as it is: nobody looks at its hidden states."""
+
+    def made(*arguments: Any) -> Any:
+        with unittest.mock.patch.object(runner_module, "DecodeProgram", DecodeProgram):
+            return make(*arguments)
+
+    return made
 
 
 class InFlight:
@@ -136,8 +147,12 @@ class Rig:
     def __init__(self, model: Path, compile_cache_dir: str, **options: Any) -> None:
         fixed = {"skip_tokenizer_init": True, "load_format": "dummy", "seed": 7, "max_model_len": MAX_MODEL_LEN}
         given = {"dtype": "float32", "strict_compile": True, "compile_cache_dir": compile_cache_dir} | options
-        with unittest.mock.patch.object(runner_module, "DecodeProgram", WatchedDecode):
-            engine = start(EngineConfig.from_options(model=str(model), **fixed, **given))
+        unwatched = _unwatched(startup._draft)
+        with (
+            unittest.mock.patch.object(runner_module, "DecodeProgram", WatchedDecode),
+            unittest.mock.patch.object(startup, "_draft", unwatched),
+        ):
+            engine = startup.start(EngineConfig.from_options(model=str(model), **fixed, **given))
         self.core: EngineCore = engine.core
         self.scheduler = engine.core.scheduler
         self.runner = engine.core.runner
@@ -216,9 +231,17 @@ class Rig:
         stats = self.scheduler.stats.cache
         assert (stats.num_used, stats.num_free) == (0, stats.num_blocks)
         assert self.runner.compiles_after_warmup == 0
+        proposer = self.core.speculation._proposer
+        if isinstance(proposer, DraftModelProposer):
+            assert not proposer._sequences
+            assert proposer._runner.compiles_after_warmup == 0
+            for cache in proposer._caches:
+                cache.check_integrity()
+                assert cache.stats.num_used == 0
 
     def close(self) -> None:
         self.core.structured.compiler.close()
+        self.core.speculation.close()
         self.runner.close()
 
 

@@ -133,6 +133,30 @@ def make_head(name: str, folder: Path) -> Path:
     return path
 
 
+def make_draft(name: str, folder: Path) -> Path:
+    """The folder of a draft model for that model: one layer of another family, with a window."""
+    path = folder / f"{name}-draft"
+    if not path.exists():
+        path.mkdir()
+        model = _COMMON | _CONFIGS[name]
+        own = {
+            "architectures": ["MistralForCausalLM"],
+            "head_dim": 16,
+            "hidden_act": "silu",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "model_type": "mistral",
+            "num_attention_heads": 4,
+            "num_hidden_layers": 1,
+            "num_key_value_heads": 1,
+            "rope_theta": 10000.0,
+            "sliding_window": 96,
+            "tie_word_embeddings": True,
+        }
+        (path / "config.json").write_text(json.dumps(_COMMON | own | {"vocab_size": model["vocab_size"]}))
+    return path
+
+
 def make_model(name: str, folder: Path) -> Path:
     """Writes the model's folder, unless it is there, and returns it."""
     path = folder / name

@@ -103,6 +103,17 @@ AXES: dict[str, tuple[Setting, ...]] = {
             makes_rare=("bursts",),
             quick=True,
         ),
+        # Of random weights, too. The bytes are those of its pool, in which not everybody finds room; the target's has a
+        # number of blocks.
+        Setting(
+            "draft-model",
+            {
+                "speculative_config": {"method": "draft_model", "model": "", "num_speculative_tokens": 3},
+                "kv_cache_memory_bytes": 1 << 17,
+            },
+            must_see=("right drafts", "wrong drafts"),
+            makes_rare=("bursts",),
+        ),
     ),
     # Of the tables: a third as long in all rows, and whole ones in a third of them.
     "shapes": (

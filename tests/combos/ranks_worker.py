@@ -29,6 +29,7 @@ COMBOS: Mapping[str, Combo] = MappingProxyType(
         "hard": combo(RANKS_2, "gap", "tight", "priority", "burst4", "structured", "logprobs"),
         "drafts": combo(RANKS_2, "qwen2", "extra", "tight", "burst7", "ngram", "penalties"),
         "head": combo(RANKS_2, "extra", "tight", "burst4", "eagle3", "penalties"),
+        "draft model": combo(RANKS_2, "qwen2", "gap", "tight", "burst4", "draft-model", "penalties"),
         "four": combo(RANKS_4, "qwen2", "16x96", "tight", "burst4", "block8"),
         "plain": combo(RANKS_4, "no-prefix", "16x96", "roomy", "plain", "n3"),
     }

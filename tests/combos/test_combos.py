@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from combo_jobs import Job, make_jobs
 from combo_life import Answer, Life, Rig
-from combo_models import make_head, make_model
+from combo_models import make_draft, make_head, make_model
 from combo_table import AXES, Combo, all_combos, longest_request, pairwise, quick_combos
 
 from noria.engine.request import FinishReason
@@ -44,9 +44,10 @@ class Alone:
 
     def rig(self, model: str, **options: Any) -> Rig:
         speculation = options.get("speculative_config", {})
-        if speculation.get("method") == "eagle3":
-            head = {"model": str(make_head(model, self._models))}
-            options = options | {"speculative_config": speculation | head}
+        make = {"eagle3": make_head, "draft_model": make_draft}.get(speculation.get("method", ""))
+        if make is not None:
+            drafter = {"model": str(make(model, self._models))}
+            options = options | {"speculative_config": speculation | drafter}
         return Rig(make_model(model, self._models), self._compile_cache_dir, **options)
 
     def fresh(self, model: str, numerics: dict[str, Any]) -> Rig:
