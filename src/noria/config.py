@@ -133,19 +133,10 @@ class EngineConfig:
             raise ConfigError("master_addr must be the address of host 0, not empty")
         if not 1 <= self.master_port < 2**16 - 1:  # the next one is needed, too
             raise ConfigError(f"master_port must be 1 to {2**16 - 2}, not {self.master_port}")
-        if self.programs_dir is not None:
-            self._check_programs_dir()
-
-    def _check_programs_dir(self) -> None:
-        if self.nnodes > 1:
+        if self.programs_dir is not None and self.nnodes > 1:
             raise ConfigError(
                 f"programs_dir: programs in a folder are for one host, not for nnodes {self.nnodes}; leave it out, and "
                 "every host compiles"
-            )
-        if (speculation := self.speculation) is not None and speculation.method != "ngram":
-            raise ConfigError(
-                f"programs_dir: there are no programs in a folder for the speculative_config method "
-                f"{speculation.method}; leave one of them out, or choose ngram"
             )
 
     @property

@@ -31,9 +31,9 @@ def compiled(chip: str, kernel: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e", "tpu7x"])
 @pytest.mark.parametrize("kind", ["attention", "latent"])
 def test_attention(chip: str, kind: str) -> None:
-    """The cache, which is the largest argument, is not copied."""
+    """The cache, which is the largest argument, is not copied; queries are, into whole lines."""
     for case in compiled(chip, kind):
-        assert case["temporary"] < 0.1 * case["largest"], case
+        assert case["temporary"] < 0.2 * case["largest"], case
 
 
 @needs_libtpu

@@ -18,7 +18,7 @@ from noria.aot.setup import sizes_for
 from noria.aot.topologies import parse_topology
 from noria.config import EngineConfig
 from noria.errors import ConfigError
-from noria.runner.stored import StoredPrograms
+from noria.runner.stored import DRAFT_FOLDER, StoredPrograms
 
 needs_libtpu = pytest.mark.skipif(not devices.is_available(), reason="libtpu is not installed")
 SMALL = ("--max-num-seqs", "8", "--max-num-batched-tokens", "16", "--max-model-len", "256")
@@ -174,6 +174,66 @@ def test_compiling_into_a_folder(tiny: str, tmp_path: Path, mesh: tuple[str, ...
         StoredPrograms.open(out).check({**origin, "libtpu": "0.1"})
 
 
+HEAD: dict[str, Any] = {
+    **TINY,
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "draft_vocab_size": 1024,
+    "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+    "num_hidden_layers": 1,
+}
+
+
+def drafter(folder: Path, method: str, **changes: Any) -> tuple[str, ...]:
+    """The option that names one of that kind."""
+    folder.mkdir()
+    config = (HEAD if method == "eagle3" else TINY | {"num_hidden_layers": 1}) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return "--speculative-config", json.dumps({"method": method, "model": str(folder), "num_speculative_tokens": 3})
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_what_drafts(tiny: str, tmp_path: Path, method: str) -> None:
+    """It is planned for and compiled beside the model, whose memory it shares."""
+    options = (tiny, "--topology", "v6e:2x2", *SMALL, *drafter(tmp_path / "drafts", method))
+    plan = run(*options)
+    programs, draft = [each["name"] for each in plan["programs"]], plan["draft"]
+    assert all(each["error"] is None for each in plan["programs"])
+    whole = int(0.9 * int(31.25 * 2**30))
+    if method == "eagle3":
+        assert draft is None
+        assert {"forward", "sample", "follow", "draft"} <= set(programs)
+        assert plan["memory"]["available"] == whole
+        assert plan["memory"]["block_bytes"] == 16 * (TINY["num_hidden_layers"] + 1) * 2 * 128 * 2
+    else:
+        assert [each["error"] for each in draft["programs"]] == [None] * len(draft["programs"])
+        assert {"forward", "sample", "decode"} <= {each["name"] for each in draft["programs"]}
+        assert draft["tensor_parallel_size"] == 4
+        assert draft["memory"]["cache"] == pytest.approx(whole / 10, rel=0.01)
+        assert plan["memory"]["available"] == whole - draft["memory"]["weights"] - draft["memory"]["cache"]
+    out = tmp_path / "programs"
+    command = [sys.executable, "-m", "noria", "compile", *options, "--tensor-parallel-size", "4", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    stored = StoredPrograms.open(out)
+    assert {name.split("-")[0] for name in stored.digests} >= {"forward", "sample"}
+    assert ("draft head" in stored.origin) == (method == "eagle3")
+    assert stored.origin["speculative_config"]["method"] == method
+    assert (out / DRAFT_FOLDER).exists() == (method == "draft_model")
+    if method == "draft_model":
+        assert StoredPrograms.open(out / DRAFT_FOLDER).num_blocks == draft["memory"]["num_blocks"]
+
+
+@needs_libtpu
+def test_a_draft_model_of_another_family(tiny: str, tmp_path: Path) -> None:
+    options = drafter(tmp_path / "drafts", "draft_model", vocab_size=1024)
+    command = [sys.executable, "-m", "noria", "plan", tiny, "--topology", "v6e:1x1", *SMALL, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1
+    assert re.search("the draft model .*: it has a vocabulary of 1024 tokens, which must be no larger", done.stderr)
+
+
 @needs_libtpu
 @pytest.mark.slow
 def test_llama_70b_fits_eight_chips() -> None:
@@ -232,7 +292,12 @@ def test_a_decode_step_reads_little_more_than_it_must() -> None:
         (
             {"speculative_config": {"method": "draft_model", "model": "d", "num_speculative_tokens": 2}},
             "v6e:2x4",
-            "nothing is planned or compiled for the method draft_model beforehand",
+            "speculative_config: the draft model d: d is neither a folder with config.json",
+        ),
+        (
+            {"speculative_config": {"method": "eagle3", "model": "llama-3.1-8b", "num_speculative_tokens": 2}},
+            "v6e:2x4",
+            "speculative_config: the draft head llama-3.1-8b: ",
         ),
     ],
 )

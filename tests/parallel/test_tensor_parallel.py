@@ -43,8 +43,10 @@ def flat(told: dict[str, Any]) -> list[Any]:
 
 
 def check_equal(found: dict[str, Any]) -> None:
-    """Tokens and ranks are the same; log-probabilities differ by what another order of sums makes."""
+    """Tokens are the same; log-probabilities differ by what another order of sums makes, and with them, now and then,
+    the ranks of two tokens that are neighbours."""
     alone, *others = found.values()
+    ranks = []
     for run_index, expected in enumerate(alone):
         if run_index in (1, 2):  # who asks for log-probabilities of the prompt looks nothing up
             assert sum(answer["cached"] >= 8 for answer in expected) >= len(expected) - 1
@@ -53,8 +55,11 @@ def check_equal(found: dict[str, Any]) -> None:
                 assert answer["token_ids"] == same["token_ids"]
                 assert answer["cached"] == same["cached"]
                 for (token, logprob, rank), (token2, logprob2, rank2) in zip(flat(answer), flat(same), strict=True):
-                    assert (token, rank) == (token2, rank2)
+                    assert token == token2
                     assert logprob == pytest.approx(logprob2, abs=2e-4)
+                    ranks.append(abs(rank - rank2))
+    assert max(ranks) <= 1
+    assert sum(ranks) <= len(ranks) / 100
 
 
 @pytest.mark.parametrize(

@@ -110,23 +110,11 @@ def test_compiling_and_fetching_at_once_is_refused(tiny_text_model: Path, tmp_pa
         startup.compile_programs(config)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"nnodes": 2}, "programs_dir: programs in a folder are for one host, not for nnodes 2; leave it out"),
-        (
-            {"speculative_config": {"method": "eagle3", "model": "m", "num_speculative_tokens": 2}},
-            "programs_dir: there are no programs in a folder for the speculative_config method eagle3",
-        ),
-        (
-            {"speculative_config": {"method": "draft_model", "model": "m", "num_speculative_tokens": 2}},
-            "programs_dir: there are no programs in a folder for the speculative_config method draft_model",
-        ),
-    ],
-)
-def test_what_programs_are_not_stored_for(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        EngineConfig(**options(tmp_path, tmp_path, **changes))
+def test_several_hosts_have_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"programs_dir: programs in a folder are for one host, not for nnodes 2; leave"
+    ):
+        EngineConfig(**options(tmp_path, tmp_path, nnodes=2))
 
 
 def test_names_of_files() -> None:

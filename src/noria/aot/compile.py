@@ -12,7 +12,7 @@ from noria.aot.setup import Setup, prepare
 from noria.aot.topologies import Topology
 from noria.config import EngineConfig
 from noria.errors import CompileError, ConfigError
-from noria.runner.stored import file_name, save
+from noria.runner.stored import DRAFT_FOLDER, file_name, save
 
 
 def compile_into(
@@ -35,6 +35,12 @@ def compile_into(
     if config.compile_cache_dir:
         raise ConfigError("compile_cache_dir: the programs go to the folder of --out, not to the cache; leave it out")
     setup = prepare(config, model_config, topology, num_valid_tokens=num_valid_tokens)
+    return setup, _compile_into(folder, setup, progress)
+
+
+def _compile_into(folder: Path, setup: Setup, progress: Callable[[int, int], None]) -> int:
+    """Returns how many programs there are, with those of a draft model, which are saved first."""
+    others = 0 if setup.draft is None else _compile_into(folder / DRAFT_FOLDER, setup.draft, progress)
     jobs, mesh = setup.runner.jobs(), setup.runner.placement.mesh
     programs = {}
     with ThreadPoolExecutor(setup.config.compile_threads, thread_name_prefix="noria-compile") as pool:
@@ -46,7 +52,7 @@ def compile_into(
             except Exception as error:  # the compiler's verdict, whatever its type
                 pool.shutdown(wait=False, cancel_futures=True)
                 reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-                raise CompileError(f"{file_name(key)} does not compile for {topology.name}: {reason}") from None
+                raise CompileError(f"{file_name(key)} does not compile for {setup.topology.name}: {reason}") from None
             progress(done, len(jobs))
     save(folder, setup.runner.origin, setup.memory.num_blocks, programs)
-    return setup, len(programs)
+    return others + len(programs)

@@ -8,4 +8,7 @@ ENVIRONMENT = (
     ("TPU_WORKER_HOSTNAMES", "localhost"),
     ("JAX_PLATFORMS", "cpu"),
     ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),  # whoever only compiles needs no TPU for itself
+    # Bytes. With its own default libtpu 0.0.42 crashes now and then while it compiles for SparseCores: "SIGSEGV STACK
+    # OVERFLOW" in a thread of its pool of fibers.
+    ("LIBTPU_INIT_ARGS", "--fibers_default_thread_stack_size=4194304"),
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -14,16 +15,19 @@ from jax.sharding import AbstractMesh
 
 from noria.aot.devices import compile_only_devices
 from noria.aot.estimate import Estimator
+from noria.aot.models import load_config
 from noria.aot.programs import ProgramFigures
 from noria.aot.topologies import Topology
 from noria.config import EngineConfig, ModelLimits, ResolvedConfig
-from noria.errors import ConfigError
+from noria.errors import ConfigError, WeightsError
 from noria.models.config import DecoderConfig
 from noria.models.decoder import Decoder
+from noria.models.eagle3 import build_head
 from noria.models.registry import build_model
 from noria.nn.param import param_bytes
-from noria.parallel.mesh import AXES, MeshShape, make_mesh, pick_devices
-from noria.parallel.rules import on_one_device, possible_sizes, with_kv_copies
+from noria.parallel.mesh import AXES, MeshShape, make_mesh, pick_devices, regroup
+from noria.parallel.rules import on_one_device, possible_sizes, shape_for_drafts, with_kv_copies
+from noria.runner.draft_options import check_vocabulary, draft_options
 from noria.runner.memory import MemoryPlan, plan_memory
 from noria.runner.runner import ModelRunner
 
@@ -38,7 +42,7 @@ _PARTS: Mapping[int, Mapping[int, tuple[int, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """context: tokens in the cache of each request that decodes."""
+    """context: tokens in the cache of each request that decodes. draft: of the draft model, if there is one."""
 
     topology: Topology
     config: ResolvedConfig
@@ -47,6 +51,7 @@ class Setup:
     context: int
     runner: ModelRunner
     memory: MemoryPlan
+    draft: Setup | None = None
 
     @property
     def rows(self) -> int:
@@ -102,20 +107,78 @@ def prepare(
         raise ConfigError(f"context ({context}) must be below max_model_len ({resolved.max_model_len}); lower it")
     if resolved.programs_dir is not None:
         raise ConfigError("programs_dir: here programs are compiled, not fetched; leave it out")
-    if (speculation := resolved.speculation) is not None and speculation.method != "ngram":
-        raise ConfigError(
-            f"speculative_config: nothing is planned or compiled for the method {speculation.method} beforehand; leave "
-            "it out, or choose ngram"
-        )
-    dtype = choose_dtype(config, model_config)
+    dtype, needed = choose_dtype(config, model_config), num_valid_tokens or model.config.vocab_size
+    drafter, head = _draft_config(resolved), None
+    if drafter is not None and (options := resolved.speculation) and options.method == "eagle3":
+        with _about_drafts(resolved):
+            head = build_head(drafter, model.config)
     mesh = make_mesh(MeshShape.of(resolved), _choose_devices(resolved, topology), resolved.device_order)
-    runner = ModelRunner(resolved, model, dtype, mesh, num_valid_tokens or model.config.vocab_size)
+    runner = ModelRunner(resolved, model, dtype, mesh, needed, head)
     runner.describe_model(None)
-    memory = _fit(runner, topology, model, dtype)
+    available, draft = int(topology.chip.device.memory * resolved.memory_utilization), None
+    if runner.head:
+        runner.head.describe(None)
+    elif drafter is not None:
+        draft = _prepare_draft(runner, drafter, topology, available, needed, context)
+        available -= draft.memory.weights + draft.memory.cache  # steps of the two take turns
+    memory = _fit(runner, topology, model, dtype, available)
+    runner.initialize_kv_cache(memory.num_blocks, allocate=False)
+    return Setup(
+        topology=topology,
+        config=resolved,
+        model=model,
+        dtype=dtype,
+        context=context,
+        runner=runner,
+        memory=memory,
+        draft=draft,
+    )
+
+
+def _draft_config(config: ResolvedConfig) -> Mapping[str, Any] | None:
+    """Of the draft head or the draft model that the options name. Raises ConfigError."""
+    options = config.speculation
+    if options is None or options.model is None:
+        return None
+    with _about_drafts(config):
+        return load_config(options.model)
+
+
+def _prepare_draft(
+    target: ModelRunner,
+    model_config: Mapping[str, Any],
+    topology: Topology,
+    available: int,
+    num_valid_tokens: int,
+    context: int,
+) -> Setup:
+    """A draft model beside its target, as at a start. available: bytes of a device. Raises ConfigError."""
+    mesh = target.placement.mesh
+    with _about_drafts(target.config):
+        model = build_model(model_config)
+        limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
+        check_vocabulary(limits.vocab_size, target.model.config.vocab_size, num_valid_tokens)
+        shape = shape_for_drafts(model.config, mesh)
+        own = draft_options(target.config, shape, target.platform, available)
+        resolved, dtype = own.resolve(limits, target.platform), choose_dtype(own, model_config)
+        runner = ModelRunner(resolved, model, dtype, regroup(mesh, shape), num_valid_tokens)
+        runner.describe_model(None)
+        memory = runner.profile_run(available)
     runner.initialize_kv_cache(memory.num_blocks, allocate=False)
     return Setup(
         topology=topology, config=resolved, model=model, dtype=dtype, context=context, runner=runner, memory=memory
     )
+
+
+@contextmanager
+def _about_drafts(config: ResolvedConfig) -> Iterator[None]:
+    """Errors say that they are of what drafts, and of which."""
+    try:
+        yield
+    except (ConfigError, WeightsError) as error:
+        assert config.speculation is not None
+        kind = "draft head" if config.speculation.method == "eagle3" else "draft model"
+        raise ConfigError(f"speculative_config: the {kind} {config.speculation.model}: {error}") from None
 
 
 def choose_dtype(config: EngineConfig, model_config: Mapping[str, Any]) -> str:
@@ -186,8 +249,7 @@ def _part(topology: Topology, size: int) -> Topology:
     return dataclasses.replace(topology, grid=grid)
 
 
-def _fit(runner: ModelRunner, topology: Topology, model: Decoder, dtype: str) -> MemoryPlan:
-    available = int(topology.chip.device.memory * runner.config.memory_utilization)
+def _fit(runner: ModelRunner, topology: Topology, model: Decoder, dtype: str, available: int) -> MemoryPlan:
     try:
         return runner.profile_run(available)
     except ConfigError as error:

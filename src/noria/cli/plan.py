@@ -130,6 +130,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         ],
         "decode": speed_as_json(plan.decode),
         "prefill": speed_as_json(plan.prefill),
+        "draft": plan.draft and as_json(plan.draft),
     }
 
 

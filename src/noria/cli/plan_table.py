@@ -14,6 +14,9 @@ _GB = 1e9
 
 def show(model: str, plan: Plan) -> None:
     console = _console()
+    if plan.draft is not None:
+        show(f"draft model {plan.draft.config.model}", plan.draft)
+        console.print()
     used, there = plan.config.num_devices, plan.topology.num_slices * plan.topology.num_devices
     copies, parts = plan.config.data_parallel_size, plan.config.attention_data_parallel_size
     ranks = f", {copies} copies of the model" if copies > 1 else ""
@@ -30,8 +33,9 @@ def show(model: str, plan: Plan) -> None:
         f"({plan.config.max_model_len:,})"
     )
     if plan.decode is not None:
+        drafts = " without drafts" if plan.config.speculation else ""
         console.print(
-            f"decode at best: {plan.decode.tokens_per_s:,.0f} tokens/s with {plan.decode.rows} requests of "
+            f"decode at best{drafts}: {plan.decode.tokens_per_s:,.0f} tokens/s with {plan.decode.rows} requests of "
             f"{plan.decode.context:,} tokens, {plan.decode.seconds * 1e3:.2f} ms a step"
         )
     if plan.prefill is not None:

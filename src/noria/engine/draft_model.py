@@ -11,15 +11,13 @@ for.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from noria.cache.paged_cache import PagedCache
-from noria.config import EngineConfig, ResolvedConfig, SamplingParams
+from noria.config import SamplingParams
 from noria.engine.request import Request
-from noria.parallel.mesh import MeshShape
 from noria.runner.runner import ModelRunner, SampledTokens
 from noria.scheduler.schedule import CachedRequest, NewRequest, Schedule
 from noria.spec.proposer import DraftRequest
@@ -211,35 +209,6 @@ class DraftModelProposer:
     def _run(self, schedule: Schedule) -> SampledTokens:
         self._runner.execute_model(schedule)
         return self._runner.sample_tokens()
-
-
-def draft_options(config: ResolvedConfig, shape: MeshShape, platform: str, available: int) -> EngineConfig:
-    """Those of the draft model's runner. config: the target's. shape: of its mesh. available: free bytes of a device.
-
-    Its pool is as the target's is by default on a CPU, and a tenth of what is free elsewhere; a sequence that finds no
-    room in it gets no drafts.
-    """
-    options = config.speculation
-    assert options is not None
-    assert options.model is not None
-    limit = config.kv_cache_memory_bytes or (None if platform == "cpu" else available // 10)
-    names = [field.name for field in dataclasses.fields(EngineConfig)]
-    own = {
-        "model": options.model,
-        "revision": options.revision,
-        "quantization": options.quantization,
-        "quantize_activations": False,
-        "data_parallel_size": shape.data,
-        "attention_data_parallel_size": shape.attention_data,
-        "expert_parallel_size": shape.expert,
-        "tensor_parallel_size": shape.model,
-        "speculative_config": None,
-        "num_scheduler_steps": max(options.num_speculative_tokens - 1, 1),
-        "num_blocks_override": None,
-        "most_model_len": None,
-        "kv_cache_memory_bytes": limit,
-    }
-    return EngineConfig(**{name: getattr(config, name) for name in names} | own)
 
 
 def _new_request(request: Request, block_ids: tuple[list[int], ...], token_ids: list[int]) -> NewRequest:

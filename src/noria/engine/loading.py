@@ -9,12 +9,12 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from noria.config import EngineConfig, ModelLimits, cache_home
-from noria.engine.draft_model import draft_options
 from noria.engine.eagle3 import HeadFiles
 from noria.errors import ConfigError
 from noria.models.registry import build_model
 from noria.parallel.mesh import regroup
 from noria.parallel.rules import shape_for_drafts
+from noria.runner.draft_options import check_vocabulary, draft_options
 from noria.runner.memory import available_bytes
 from noria.runner.runner import ModelRunner
 from noria.weights.base import Checkpoint
@@ -59,17 +59,23 @@ def find_draft(config: EngineConfig) -> Path:
 
 
 def build_draft_runner(
-    make: Callable[..., ModelRunner], checkpoint: Checkpoint, target: ModelRunner, num_valid_tokens: int
+    make: Callable[..., ModelRunner],
+    checkpoint: Checkpoint,
+    target: ModelRunner,
+    num_valid_tokens: int,
+    num_blocks: int | None = None,
 ) -> ModelRunner:
-    """Of the draft model, on the devices of the target. checkpoint: its own. The other arguments are as of
-    build_runner. Raises ConfigError."""
+    """Of the draft model, on the devices of the target. checkpoint: its own. num_blocks: see draft_options. The other
+    arguments are as of build_runner. Raises ConfigError."""
     options, mesh = target.config.speculation, target.placement.mesh
     assert options is not None
     model = build_model(checkpoint.config)
     limits = ModelLimits(model.config.max_position_embeddings, model.config.vocab_size)
     shape = shape_for_drafts(model.config, mesh)
-    own = draft_options(target.config, shape, target.platform, available_bytes(target.placement.local_devices))
+    available = available_bytes(target.placement.local_devices)
+    own = draft_options(target.config, shape, target.platform, available, num_blocks)
     try:
+        check_vocabulary(limits.vocab_size, target.model.config.vocab_size, num_valid_tokens)
         resolved = own.resolve(limits, target.platform)
         dtype = choose_dtype(own, checkpoint, target.platform)
         runner = make(resolved, model, dtype, regroup(mesh, shape), num_valid_tokens)

@@ -33,11 +33,10 @@ from noria.engine.speculation import Speculation
 from noria.engine.structured import StructuredRequests
 from noria.errors import ConfigError
 from noria.grammar.compiler import GrammarCompiler
-from noria.models.registry import build_model
 from noria.runner.capture import CaptureReport
 from noria.runner.memory import MemoryPlan
 from noria.runner.runner import ModelRunner
-from noria.runner.stored import StoredPrograms
+from noria.runner.stored import DRAFT_FOLDER, StoredPrograms
 from noria.scheduler.scheduler import Scheduler
 from noria.spec.ngram import NgramProposer
 from noria.text.tokenizer import Tokenizer, load_tokenizer, no_tokenizer
@@ -235,31 +234,22 @@ def _draft(
     make: Callable[..., ModelRunner], tokenizer: Tokenizer, target: ModelRunner, bar: ProgressBar, programs_only: bool
 ) -> tuple[DraftModelProposer, StartupReport]:
     """The draft model, ready to serve, before the target divides the memory. tokenizer: the target's."""
-    vocab_size = target.model.config.vocab_size
-    path = find_draft(target.config)
+    path, folder = find_draft(target.config), target.config.programs_dir
+    stored = None if folder is None else StoredPrograms.open(Path(folder) / DRAFT_FOLDER)
     with open_checkpoint(path, config_only=target.config.load_format == "dummy") as checkpoint:
-        _check_draft(target.config, build_model(checkpoint.config).config.vocab_size, tokenizer, vocab_size, path)
-        runner = build_draft_runner(make, checkpoint, target, tokenizer.vocab_size or vocab_size)
-        report = _make_ready(runner, checkpoint, None, bar, programs_only)
+        needed = tokenizer.vocab_size or target.model.config.vocab_size
+        runner = build_draft_runner(make, checkpoint, target, needed, stored and stored.num_blocks)
+        if tokenizer.vocab_size and not tokenizer.has_same_tokens(load_tokenizer(path)):
+            raise ConfigError(
+                f"speculative_config: the draft model {runner.config.model} has another tokenizer than the model; "
+                "choose a draft model of the same family"
+            )
+        if stored is not None:
+            stored.check(runner.origin)
+        report = _make_ready(runner, checkpoint, None, bar, programs_only, stored)
     c = runner.config
     cache = lambda: PagedCache(runner.layout, report.memory.num_blocks, c.block_size, c.enable_prefix_caching)
     return DraftModelProposer(runner, [cache() for _ in range(c.num_ranks)]), report
-
-
-def _check_draft(config: EngineConfig, draft_size: int, tokenizer: Tokenizer, vocab_size: int, path: Path) -> None:
-    """That token ids mean the same to both. Raises ConfigError."""
-    name, needed = config.speculation and config.speculation.model, tokenizer.vocab_size or vocab_size
-    if not needed <= draft_size <= vocab_size:
-        raise ConfigError(
-            f"speculative_config: the draft model {name} has a vocabulary of {draft_size} tokens, which must be no "
-            f"larger than the model's ({vocab_size}) and hold all of its tokens ({needed}); choose a draft model of "
-            "the same family"
-        )
-    if tokenizer.vocab_size and not tokenizer.has_same_tokens(load_tokenizer(path)):
-        raise ConfigError(
-            f"speculative_config: the draft model {name} has another tokenizer than the model; choose a draft model of "
-            "the same family"
-        )
 
 
 def _with_stored_programs(config: EngineConfig) -> tuple[EngineConfig, StoredPrograms | None]:

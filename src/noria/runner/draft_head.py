@@ -30,6 +30,7 @@ from noria.parallel.rules import num_shards, on_one_device, shape_for_drafts, wi
 from noria.runner.backends import choose_ops
 from noria.runner.capture import Programs, lowering
 from noria.runner.pack_weights import MatrixForm
+from noria.runner.stored import digest_of
 from noria.runner.weights import WeightPlace
 from noria.step.draft_head import HeadPrograms, HeadState
 from noria.step.programs import StepPrograms
@@ -103,6 +104,11 @@ class HeadRunner:
     def describe(self, checkpoint: Checkpoint | None) -> None:
         """In place of load where only the programs are wanted."""
         self.weights = self._place.describe(self._checkpoint_head.declaration(), checkpoint)
+
+    @property
+    def digest(self) -> str:
+        """Of the checkpoint's config."""
+        return digest_of(self._checkpoint_head.config)
 
     @property
     def _layer_on_one(self) -> DecoderConfig:

@@ -231,6 +231,8 @@ class ModelRunner:
     def origin(self) -> dict[str, Any]:
         """What the programs are made by and for, see StoredPrograms."""
         others = {"dtype": self.dtype, "kv_cache_dtype": self.cache_dtype, "number of tokens": self._num_valid_tokens}
+        if self.head:
+            others["draft head"] = self.head.digest
         return origin_of(self.config, self._checkpoint_model.config, self.placement.devices, **others)
 
     def capture_model(

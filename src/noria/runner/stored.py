@@ -22,8 +22,10 @@ from jax.experimental import serialize_executable
 from noria.config import ResolvedConfig
 from noria.errors import ConfigError
 
+DRAFT_FOLDER = "draft"  # in the folder of a model: that of the draft model
 _MANIFEST = "manifest.json"
 _ROOMS = ("batch", "models", "nn", "ops", "parallel", "runner", "step")  # whose code is in the programs
+_SPECULATION = "speculative_config"
 _OPTIONS = (
     "data_parallel_size",
     "attention_data_parallel_size",
@@ -38,7 +40,6 @@ _OPTIONS = (
     "extra_token_buckets",
     "block_size",
     "num_scheduler_steps",
-    "speculative_config",
     "quantization",
     "quantize_activations",
     "attention_backend",
@@ -63,9 +64,21 @@ def origin_of(config: ResolvedConfig, model: Any, devices: Sequence[Any], **othe
     if platform == "tpu":
         versions["libtpu"] = metadata.version("libtpu")
     where = {"platform": platform, "kind of device": devices[0].device_kind, "number of devices": len(devices)}
-    options = {name: getattr(config, name) for name in _OPTIONS}
-    origin = versions | where | options | others | {"model": hashlib.sha256(repr(model).encode()).hexdigest()[:16]}
+    options = {name: getattr(config, name) for name in _OPTIONS} | {_SPECULATION: _drafts_of(config)}
+    origin = versions | where | options | others | {"model": digest_of(model)}
     return json.loads(json.dumps(origin))  # as it will be read
+
+
+def digest_of(config: Any) -> str:
+    """By which a model is known."""
+    return hashlib.sha256(repr(config).encode()).hexdigest()[:16]
+
+
+def _drafts_of(config: ResolvedConfig) -> dict[str, Any] | None:
+    """What programs depend on; which model drafts is said elsewhere, since on another machine it lies elsewhere."""
+    if (options := config.speculation) is None:
+        return None
+    return {name: getattr(options, name) for name in ("method", "num_speculative_tokens", "quantization")}
 
 
 def save(folder: Path, origin: Mapping[str, Any], num_blocks: int, programs: Mapping[Hashable, Any]) -> None:
@@ -114,7 +127,7 @@ class StoredPrograms:
             there = self.origin.get(name)
             if there == here:
                 continue
-            if name in _OPTIONS:
+            if name in (*_OPTIONS, _SPECULATION):
                 fix = f"give it the same {name}, or make them anew with it"
             else:
                 fix = "make them anew with noria compile, for and with what is here"
