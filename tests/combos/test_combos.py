@@ -22,7 +22,7 @@ from combo_table import AXES, Combo, all_combos, longest_request, pairwise, quic
 
 from noria.engine.request import FinishReason
 
-QUICK, SLOW = 100, 200  # requests of a life
+QUICK, SLOW = 75, 200  # requests of a life
 BY_DEFAULT = 3  # of the quick combinations: their programs take most of the time of all tests to compile
 BUDGET_ALONE = 128
 ALONE = {

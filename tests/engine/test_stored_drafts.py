@@ -39,7 +39,7 @@ def answers(llm: LLM) -> Any:
 
 
 def save_programs(folder: Path, runner: ModelRunner, num_blocks: int) -> None:
-    save(folder, runner.origin, num_blocks, {key: job().compile() for key, job in runner.jobs().items()})
+    save(folder, runner.origin, num_blocks, runner._programs._compiled)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def drafters(similar_model: Path, head: Path) -> dict[str, Path]:
     return {"draft_model": similar_model, "eagle3": head}
 
 
-@pytest.fixture(scope="module", params=["draft_model", "eagle3"])
+@pytest.fixture(scope="module", params=[pytest.param("draft_model", marks=pytest.mark.slow), "eagle3"])
 def made(
     request: pytest.FixtureRequest,
     options: dict[str, Any],

@@ -99,6 +99,7 @@ def test_preemption_on_every_rank(tiny_text_model: Path, compile_cache_dir: str)
     check(run(tiny_text_model, engines, compile_cache_dir, speaks=True))
 
 
+@pytest.mark.slow
 def test_idle_ranks_with_experts(compile_cache_dir: str) -> None:
     """One request, so that a rank has none, and three of very different lengths: every bit is that of one device."""
     once = {"num_scheduler_steps": 1}

@@ -18,19 +18,19 @@ ENGINES = {
 }
 
 
-def test_exchanges() -> None:
-    job = {"model": str(GOLDEN / "llama"), "engines": ENGINES}
-    found = on_eight_devices(WORKER, job)
+@pytest.mark.parametrize("name", ["attention", pytest.param("all", marks=pytest.mark.slow)])
+def test_exchanges(name: str) -> None:
+    engines = {each: ENGINES[each] for each in ("data", name)}
+    found = on_eight_devices(WORKER, {"model": str(GOLDEN / "llama"), "engines": engines})
     assert found["data"]["forward"] == []
-    for name, copies in (("attention", 1), ("all", 2)):
-        stream = TOKENS // copies * HIDDEN * 4
-        in_layers = sorted((kind, size) for kind, size, times in found[name]["forward"] if times == LAYERS)
-        # Behind attention the sum over the heads of each rank, and the gather of the ranks; behind the MLP one sum.
-        assert in_layers == [("all-gather", stream), ("all-reduce", stream // 2), ("all-reduce", stream)]
-        assert max(size for _, size, _ in found[name]["forward"]) == stream
+    stream = TOKENS // ENGINES[name].get("data_parallel_size", 1) * HIDDEN * 4
+    in_layers = sorted((kind, size) for kind, size, times in found[name]["forward"] if times == LAYERS)
+    # Behind attention the sum over the heads of each rank, and the gather of the ranks; behind the MLP one sum.
+    assert in_layers == [("all-gather", stream), ("all-reduce", stream // 2), ("all-reduce", stream)]
+    assert max(size for _, size, _ in found[name]["forward"]) == stream
     # Tokens, whether anybody draws, and in steps in which somebody does, where stop tokens are to be banned.
     assert sum(size for _, size, _ in found["data"]["sample"]) <= ROWS * 4 + 8 + ROWS * 16 * 2 * 4
-    assert max(size for _, size, _ in found["all"]["sample"]) <= ROWS * 16 * 2 * 4
+    assert max(size for _, size, _ in found[name]["sample"]) <= ROWS * 16 * 2 * 4
 
 
 @pytest.mark.slow

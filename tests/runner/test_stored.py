@@ -38,7 +38,7 @@ def made(tiny_text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     # What JAX has from its cache cannot be written again on a CPU.
     with LLM(model=str(tiny_text_model), compile_cache_dir="", **OPTIONS) as llm:
         runner = llm.engine.core.runner
-        save(folder, runner.origin, 9, {key: job().compile() for key, job in runner.jobs().items()})
+        save(folder, runner.origin, 9, runner._programs._compiled)
         yield folder, answer(llm)
 
 
