@@ -9,10 +9,15 @@ Ray sends an answer on as a generator. In front is one deployment, which reads a
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
+
+# Seconds, read when Ray Serve is imported: with its own 5 it ends the process that is to have the address again and
+# again on a busy machine, before that has imported what it needs.
+os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
 import ray
 from ray import serve
@@ -112,7 +117,7 @@ def serve_replicas(engine: EngineConfig, config: ServerConfig, name: str, note: 
     this machine) or in one of its own.
 
     engine: its model is a path or name that means the same on every machine of the cluster. Raises ConfigError when the
-    cluster is too small, or a replica cannot start.
+    cluster is too small, or Ray Serve or a replica cannot start.
     """
     ray.init(logging_level=logging.WARNING, log_to_driver=True)
     stop = threading.Event()
@@ -121,7 +126,7 @@ def serve_replicas(engine: EngineConfig, config: ServerConfig, name: str, note: 
     try:
         needs = resources_of(engine, ray.cluster_resources())
         check_room(needs, config.replicas, ray.cluster_resources())
-        serve.start(http_options=HTTPOptions(host=config.host, port=config.port))
+        _start_serve(config)
         note(f"starting {config.replicas} replicas, with {say(needs)} each")
         try:
             serve.run(_application(engine, config, name, needs), name=_APPLICATION, route_prefix="/")
@@ -133,6 +138,13 @@ def serve_replicas(engine: EngineConfig, config: ServerConfig, name: str, note: 
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+def _start_serve(config: ServerConfig) -> None:
+    try:
+        serve.start(http_options=HTTPOptions(host=config.host, port=config.port))
+    except (RuntimeError, TimeoutError, ray.exceptions.RayError) as error:
+        raise ConfigError(f"Ray Serve did not start at {config.host}:{config.port}: {_reason(str(error))}") from None
 
 
 def _application(engine: EngineConfig, config: ServerConfig, name: str, needs: Mapping[str, float]) -> Any:
