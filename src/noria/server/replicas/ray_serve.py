@@ -21,6 +21,7 @@ os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions, RequestRouterConfig
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from starlette.requests import Request
@@ -143,7 +144,7 @@ def serve_replicas(engine: EngineConfig, config: ServerConfig, name: str, note: 
 def _start_serve(config: ServerConfig) -> None:
     try:
         serve.start(http_options=HTTPOptions(host=config.host, port=config.port))
-    except (RuntimeError, TimeoutError, ray.exceptions.RayError) as error:
+    except (RuntimeError, TimeoutError, RayError) as error:
         raise ConfigError(f"Ray Serve did not start at {config.host}:{config.port}: {_reason(str(error))}") from None
 
 
