@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from noria.nn.rope import make_rope, rope_tables
+from noria.nn.routing import Routing
 from noria.ops.linear.types import DenseWeight
 from noria.ops.linear.xla import linear
 from noria.ops.rms_norm import RmsNorm
@@ -34,6 +36,18 @@ def assert_rows_alike(function: Callable[..., jax.Array], *arrays: np.ndarray) -
 
 def rows(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((COUNTS[-1], *shape), np.float32)
+
+
+@pytest.mark.parametrize("experts", [8, 60, 64, 128])
+@pytest.mark.parametrize(
+    "options", [{"renormalize": True}, {"renormalize": False}, {"renormalize": True, "scoring": "sigmoid"}], ids=str
+)
+def test_routing(experts: int, options: dict[str, Any]) -> None:
+    """Also of more than 4,096 scores, which XLA computes in another way than few."""
+    routing = Routing(experts=experts, chosen=4, **options)
+    logits = np.concatenate([rows(experts)] * 4)
+    assert_rows_alike(lambda logits: routing(logits).shares, logits)
+    assert_rows_alike(lambda logits: routing(logits).ids, logits)
 
 
 @pytest.mark.parametrize(("size", "outputs"), [(48, 112), (320, 864), (1536, 576), (64, 2000)])

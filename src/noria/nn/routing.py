@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from noria.ops.experts.types import Choice
-from noria.ops.sums import row_sums
+from noria.ops.sums import row_max, row_sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Routing:
         if self.scoring == "sigmoid":
             scores = jax.nn.sigmoid(logits)
         else:
-            scores = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+            scores = jnp.exp(logits - row_max(logits))
             if not self.renormalize or correction is not None:
                 scores = scores / row_sums(scores)
         # What is compared and picked from must not be computed twice, in fusions that may round differently.

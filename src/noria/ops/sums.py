@@ -1,4 +1,4 @@
-"""Sums over the last axis whose order does not depend on the number of rows."""
+"""Sums and maxima over the last axis that take every row alike, whatever the number of rows."""
 
 from __future__ import annotations
 
@@ -16,6 +16,15 @@ def row_sums(x: jax.Array) -> jax.Array:
     many there are; a product with a matrix in this orientation takes every row alike (see linear).
     """
     return lax.platform_dependent(x, cpu=_by_product, default=partial(jnp.sum, axis=-1, keepdims=True))
+
+
+def row_max(x: jax.Array) -> jax.Array:
+    """x [..., size] -> its largest values over the last axis, as a column [..., 1].
+
+    The maximum itself is the same anyhow. But XLA's CPU code computes what uses a plain reduction together with it, and
+    from 4,096 values on in another way: exp(x - maximum) then has other last bits.
+    """
+    return lax.platform_dependent(x, cpu=lambda x: lax.top_k(x, 1)[0], default=partial(jnp.max, axis=-1, keepdims=True))
 
 
 def _by_product(x: jax.Array) -> jax.Array:
