@@ -55,6 +55,9 @@ def main(args: Sequence[str]) -> int:
 def _serve_replicas(engine: EngineConfig, config: ServerConfig, model: str) -> None:
     """The model is found on each machine anew."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers, unless it is told not to
+    # Seconds. With its own 5 it ends the process that is to have the address again and again on a busy machine, before
+    # that has imported what it needs.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     try:
         from noria.server.replicas.ray_serve import serve_replicas
     except ImportError as error:

@@ -9,15 +9,10 @@ Ray sends an answer on as a generator. In front is one deployment, which reads a
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
-
-# Seconds, read when Ray Serve is imported: with its own 5 it ends the process that is to have the address again and
-# again on a busy machine, before that has imported what it needs.
-os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
 import ray
 from ray import serve
