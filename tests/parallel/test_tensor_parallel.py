@@ -58,6 +58,7 @@ def check_equal(found: dict[str, Any]) -> None:
                     assert token == token2
                     assert logprob == pytest.approx(logprob2, abs=2e-4)
                     ranks.append(abs(rank - rank2))
+    assert ranks
     assert max(ranks) <= 1
     assert sum(ranks) <= len(ranks) / 100
 
